@@ -1,0 +1,285 @@
+"""Every table's columns, types, units and version: the only place where a column name is first spelt."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import polars as pl
+
+from data.errors import BadInput
+
+VECTOR = pl.Array(pl.Float32, 0)  # an Array[f32, d] of any width d >= 1
+TEXT, REAL, FLAG, COUNT, SMALL = pl.String(), pl.Float64(), pl.Boolean(), pl.Int64(), pl.Int32()
+
+
+@dataclass(frozen=True)
+class Column:
+    """A column: its polars type, its unit ("1" for a pure number, "" for a label), and its meaning."""
+
+    dtype: pl.DataType
+    unit: str
+    meaning: str
+    nullable: bool = False
+
+    def admits(self, dtype: pl.DataType) -> bool:
+        """Whether a frame's column of this polars type fits; an Array of any width fits VECTOR."""
+        if self.dtype == VECTOR:
+            return isinstance(dtype, pl.Array) and dtype.inner == pl.Float32 and dtype.size > 0
+        return dtype == self.dtype
+
+
+@dataclass(frozen=True)
+class Table:
+    """A table's name, version, what one row of it is, and its columns in order."""
+
+    name: str
+    version: int
+    one_row_is: str
+    columns: Mapping[str, Column]
+
+    def check(self, frame: pl.DataFrame, where: str = "") -> None:
+        """Raise BadInput that names the first column in which the frame departs from this schema."""
+        place = f"{where}: " if where else ""
+        for name, column in self.columns.items():
+            if name not in frame.columns:
+                raise BadInput(
+                    f"{place}column {name!r} of table {self.name} is missing: expected {column.dtype}"
+                )
+            dtype = frame.schema[name]
+            if not column.admits(dtype):
+                expected = "Array(Float32, d)" if column.dtype == VECTOR else column.dtype
+                raise BadInput(
+                    f"{place}column {name!r} of table {self.name} is {dtype}: expected {expected}"
+                )
+            if not column.nullable and frame[name].null_count() > 0:
+                raise BadInput(f"{place}column {name!r} of table {self.name} has nulls: expected none")
+        for name in frame.columns:
+            if name not in self.columns:
+                raise BadInput(f"{place}column {name!r} is not in table {self.name}")
+
+    def select(self, frame: pl.DataFrame) -> pl.DataFrame:
+        """The frame with this table's columns in this table's order (the frame must have them all)."""
+        return frame.select(list(self.columns))
+
+
+_MODEL = {
+    "family": Column(TEXT, "", "qwen, qwen3, llama, olmo, gemma, or the checkpoint's model_type; own: a user's rows"),
+    "model": Column(TEXT, "", "the model's short name, which is also its folder's name"),
+}
+_DOCUMENT = {"model": _MODEL["model"], "doc_id": Column(SMALL, "1", "number of the document, from 0")}
+_BUDGET = {"s": Column(SMALL, "keys", "budget: how many keys the subset keeps")}
+_COUNTS = {
+    "n_rows": Column(COUNT, "rows", "rows that went into the number"),
+    "n_documents": Column(COUNT, "documents", "documents that they come from: the clusters of the bootstrap"),
+}
+
+
+def _interval(name: str, unit: str, meaning: str) -> dict[str, Column]:
+    """A number and the ends of its interval; the ends are null below ten documents."""
+    return {
+        name: Column(REAL, unit, meaning, nullable=True),
+        f"{name}_low": Column(REAL, unit, f"lower end of the 95% interval of {name}", nullable=True),
+        f"{name}_high": Column(REAL, unit, f"upper end of the 95% interval of {name}", nullable=True),
+    }
+
+
+KV = Table(
+    "kv",
+    1,
+    "a key of a document, as one layer and KV head of the model used it",
+    {
+        **_DOCUMENT,
+        "layer": Column(SMALL, "1", "layer, from 0"),
+        "kv_head": Column(SMALL, "1", "KV head, from 0"),
+        "position": Column(SMALL, "tokens", "true position in the document, from 0"),
+        "key": Column(VECTOR, "1", "key after QK-norm and RoPE"),
+        "value": Column(VECTOR, "1", "value before the output projection"),
+    },
+)
+
+TOKENS = Table(
+    "tokens",
+    1,
+    "a token of a document",
+    {
+        **_DOCUMENT,
+        "position": Column(SMALL, "tokens", "true position in the document, from 0"),
+        "token_id": Column(SMALL, "1", "the tokenizer's id"),
+        "text": Column(TEXT, "", "the token as text"),
+    },
+)
+
+ROWS = Table(
+    "rows",
+    1,
+    "an attention row: one query of one query head",
+    {
+        "row_id": Column(TEXT, "", "MODEL:doc_id:layer:q_head:position"),
+        **_MODEL,
+        "doc_id": _DOCUMENT["doc_id"],
+        "layer": Column(SMALL, "1", "layer, from 0"),
+        "kv_head": Column(SMALL, "1", "KV head that the query head reads"),
+        "q_head": Column(SMALL, "1", "query head, from 0"),
+        "position": Column(SMALL, "tokens", "true position of the query"),
+        "n_keys": Column(SMALL, "keys", "keys that the mask lets the query see"),
+        "first_key": Column(SMALL, "tokens", "true position of the first of them"),
+        "scale": Column(REAL, "1", "factor of the logits q.k"),
+        "softcap": Column(REAL, "1", "c of c tanh(logit / c); null: none", nullable=True),
+        "window": Column(SMALL, "keys", "sliding window of the layer; null: none", nullable=True),
+        "query": Column(VECTOR, "1", "query after QK-norm and RoPE"),
+        "weights": Column(pl.List(pl.Float32), "1", "as the model emitted them; stages recompute them in float64"),
+        "worst_difference": Column(REAL, "1", "largest entry of |model's output - float64 output| of this row"),
+        "source_dtype": Column(TEXT, "", "dtype in which the model ran"),
+    },
+)
+
+SUBSETS = Table(
+    "subsets",
+    1,
+    "the subset that one rule keeps of one row at one budget",
+    {
+        "row_id": ROWS.columns["row_id"],
+        **_BUDGET,
+        "rule": Column(TEXT, "", "top_mass, balancing, optimal_pool, ..., or a user's rule"),
+        "search": Column(TEXT, "", "how the subset was found: sort, swap, exhaustive, branch_and_bound, ..."),
+        "mass_floor": Column(REAL, "1", "rho: only subsets with p(A) >= rho p(top-mass) were searched"),
+        "n_searched": Column(SMALL, "keys", "size of the candidate set that the rule drew from"),
+        "subset": Column(pl.List(pl.UInt32), "tokens", "true positions of the kept keys, ascending"),
+        "error": Column(REAL, "|v|", "forced error e_s(A)"),
+        "lower": Column(REAL, "|v|", "valid lower bound of e_s over what was searched; 0 if none is claimed"),
+        "kept_mass": Column(REAL, "1", "p(A)"),
+        "free_error": Column(REAL, "|v|", "free error: e_f(A), or that of the iterate for Frank-Wolfe"),
+        "status": Column(TEXT, "", "optimal, bracketed, or heuristic"),
+        "nodes": Column(COUNT, "nodes", "subsets or nodes visited"),
+        "seconds": Column(REAL, "s", "time of the rule alone"),
+    },
+)
+
+ROW_FACTS = Table(
+    "row_facts",
+    1,
+    "what the analysis needs of an attention row beside its subsets, at one budget",
+    {
+        "row_id": ROWS.columns["row_id"],
+        **_MODEL,
+        "doc_id": _DOCUMENT["doc_id"],
+        "layer": ROWS.columns["layer"],
+        "q_head": ROWS.columns["q_head"],
+        "n_keys": ROWS.columns["n_keys"],
+        **_BUDGET,
+        "dropped_mass": Column(REAL, "1", "least dropped mass mbar_s = 1 - p(top-mass set)"),
+        "radius": Column(REAL, "|v|", "D = max |v_j - mu|"),
+        "spread": Column(REAL, "|v|", "sigma = sqrt(sum p_j |v_j - mu|^2)"),
+        "residual": Column(REAL, "|v|", "Phi = |g_A| of the top-mass set"),
+        "rounding": Column(REAL, "|v|", "errors up to this are zero within rounding"),
+    },
+)
+
+CEILING = Table(
+    "ceiling",
+    1,
+    "a model at one budget: how much a better subset of the candidate set gains",
+    {
+        **_MODEL,
+        **_BUDGET,
+        **_COUNTS,
+        "n_zero_gap": Column(COUNT, "rows", "rows whose pool optimum equals top-mass: no recovery is defined"),
+        "n_zero_top": Column(COUNT, "rows", "rows whose top-mass error is zero within rounding: label 0, c-hat 0"),
+        **_interval("closable", "1", "median closable fraction c-hat = 1 - ES_pool / e_s(top-mass)"),
+        **_interval("kappa", "1", "median kappa-hat"),
+        **_interval("kappa_p99", "1", "99th percentile of kappa-hat"),
+        **_interval("share", "1", "share of rows with ES_pool <= 0.9 e_s(top-mass)"),
+        **_interval("recovery", "1", "median recovery of the balancing selector over rows with a gap"),
+        **_interval("closure", "1", "median balancing closure 1 - e_bal / e_top, zero-gap rows included as 0"),
+        **_interval("balancing_exact", "1", "share of rows where balancing reaches the pool optimum"),
+        "closable_q25": Column(REAL, "1", "lower quartile of c-hat"),
+        "closable_q75": Column(REAL, "1", "upper quartile of c-hat"),
+        "cap": Column(REAL, "1", "median cap: (0.5 + f) quantile of c-hat at the published share f of improved optima"),
+        "cap_share": Column(REAL, "1", "that share f, published, not ours"),
+    },
+)
+
+RULES = Table(
+    "rules",
+    1,
+    "a model at one budget and one rule, beside top-mass",
+    {
+        **_MODEL,
+        **_BUDGET,
+        "rule": SUBSETS.columns["rule"],
+        **_COUNTS,
+        **_interval("ratio", "1", "median e_s(rule) / e_s(top-mass) over rows with e_s(top-mass) > 0"),
+        **_interval("ratio_to_optimum", "1", "median e_s(rule) / ES_pool over rows with ES_pool > 0"),
+        **_interval("kept_mass", "1", "median kept mass p(A)"),
+        **_interval("better", "1", "share of rows where the rule's error is below top-mass's"),
+        **_interval("worse", "1", "share of rows where the rule's error is above top-mass's"),
+    },
+)
+
+PENALTY = Table(
+    "penalty",
+    1,
+    "a model at one budget: the price pi(s) of forced weights, for one estimate of the free error",
+    {
+        **_MODEL,
+        **_BUDGET,
+        "estimate": Column(TEXT, "", "line_search, fully_corrective (both published) or least (ours)"),
+        **_COUNTS,
+        "n_zero_free": Column(COUNT, "rows", "rows with EF zero within rounding: pi is infinite, not in the median"),
+        **_interval("penalty", "1", "median pi-hat(s) = ES_pool / EF"),
+        **_interval("penalty_p99", "1", "99th percentile of pi-hat(s)"),
+        **_interval("below_one", "1", "share of rows with pi-hat < 1, which no true pi can be"),
+    },
+)
+
+PREDICTOR = Table(
+    "predictor",
+    1,
+    "a model at one budget: how well one statistic predicts that a better subset removes 10% of the error",
+    {
+        **_MODEL,
+        **_BUDGET,
+        "statistic": Column(TEXT, "", "dropped_mass, diameter_bound 2 D mbar, variance_bound sigma sqrt(mbar/(1-mbar))"),
+        **_COUNTS,
+        "n_positive": Column(COUNT, "rows", "rows with label 1: ES_pool <= 0.9 e_s(top-mass)"),
+        **_interval("auc", "1", "area under the ROC curve"),
+        **_interval("auc_lead", "1", "AUC of dropped mass minus AUC of this statistic"),
+        "p_value": Column(REAL, "1", "two-sided bootstrap p of auc_lead = 0; 0 means below 2/B", nullable=True),
+        **_interval("spearman_gap", "1", "Spearman correlation with the gap e_s(top-mass) - ES_pool"),
+        **_interval("spearman_phi", "1", "Spearman correlation of Phi with ES_pool (the same for each statistic)"),
+    },
+)
+
+ROC = Table(
+    "roc",
+    1,
+    "a point of a ROC curve",
+    {
+        **_MODEL,
+        **_BUDGET,
+        "statistic": PREDICTOR.columns["statistic"],
+        "threshold": Column(REAL, "1", "rows at or above it are called positive"),
+        "false_positive_rate": Column(REAL, "1", "share of label-0 rows called positive"),
+        "true_positive_rate": Column(REAL, "1", "share of label-1 rows called positive"),
+    },
+)
+
+MAP = Table(
+    "map",
+    1,
+    "a cell: one query head of one layer, at one budget",
+    {
+        **_MODEL,
+        **_BUDGET,
+        "layer": ROWS.columns["layer"],
+        "q_head": ROWS.columns["q_head"],
+        **_COUNTS,
+        "dropped_mass": Column(REAL, "1", "median least dropped mass mbar_s of the cell's rows"),
+        "kappa": Column(REAL, "1", "median kappa-hat of the cell's rows"),
+        "flat": Column(FLAG, "", "whether the median dropped mass at s = 8 exceeds 0.25", nullable=True),
+    },
+)
+
+TABLES = {
+    table.name: table
+    for table in (KV, TOKENS, ROWS, SUBSETS, ROW_FACTS, CEILING, RULES, PENALTY, PREDICTOR, ROC, MAP)
+}
