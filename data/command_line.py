@@ -20,7 +20,11 @@ PLAIN_LINE_EVERY = 10.0  # seconds between two lines of progress where there is 
 def app(help_text: str) -> typer.Typer:
     """A stage's command line: typed options, plain help, no tracebacks dressed up."""
     return typer.Typer(
-        help=help_text, no_args_is_help=False, add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False
+        help=help_text,
+        no_args_is_help=False,
+        add_completion=False,
+        rich_markup_mode=None,
+        pretty_exceptions_enable=False,
     )
 
 

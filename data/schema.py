@@ -41,15 +41,11 @@ class Table:
         place = f"{where}: " if where else ""
         for name, column in self.columns.items():
             if name not in frame.columns:
-                raise BadInput(
-                    f"{place}column {name!r} of table {self.name} is missing: expected {column.dtype}"
-                )
+                raise BadInput(f"{place}column {name!r} of table {self.name} is missing: expected {column.dtype}")
             dtype = frame.schema[name]
             if not column.admits(dtype):
                 expected = "Array(Float32, d)" if column.dtype == VECTOR else column.dtype
-                raise BadInput(
-                    f"{place}column {name!r} of table {self.name} is {dtype}: expected {expected}"
-                )
+                raise BadInput(f"{place}column {name!r} of table {self.name} is {dtype}: expected {expected}")
             if not column.nullable and frame[name].null_count() > 0:
                 raise BadInput(f"{place}column {name!r} of table {self.name} has nulls: expected none")
         for name in frame.columns:
@@ -184,6 +180,12 @@ CEILING = Table(
         **_COUNTS,
         "n_zero_gap": Column(COUNT, "rows", "rows whose pool optimum equals top-mass: no recovery is defined"),
         "n_zero_top": Column(COUNT, "rows", "rows whose top-mass error is zero within rounding: label 0, c-hat 0"),
+        "n_infinite": Column(
+            COUNT,
+            "rows",
+            "rows whose pool optimum alone is zero within rounding: kappa-hat infinite",
+            nullable=True,
+        ),
         **_interval("closable", "1", "median closable fraction c-hat = 1 - ES_pool / e_s(top-mass)"),
         **_interval("kappa", "1", "median kappa-hat"),
         **_interval("kappa_p99", "1", "99th percentile of kappa-hat"),
@@ -193,8 +195,19 @@ CEILING = Table(
         **_interval("balancing_exact", "1", "share of rows where balancing reaches the pool optimum"),
         "closable_q25": Column(REAL, "1", "lower quartile of c-hat"),
         "closable_q75": Column(REAL, "1", "upper quartile of c-hat"),
-        "cap": Column(REAL, "1", "median cap: (0.5 + f) quantile of c-hat at the published share f of improved optima"),
-        "cap_share": Column(REAL, "1", "that share f, published, not ours"),
+        "cap": Column(
+            REAL,
+            "1",
+            "cap of the median c-hat: its (0.5 + f) quantile, f the published share of improved optima; null: none",
+            nullable=True,
+        ),
+        "cap_share": Column(REAL, "1", "that share f, published, not ours", nullable=True),
+        "coverage": Column(
+            REAL,
+            "1",
+            "how often such an interval covers, measured on normal data, at n_documents",
+            nullable=True,
+        ),
     },
 )
 
@@ -238,7 +251,9 @@ PREDICTOR = Table(
     {
         **_MODEL,
         **_BUDGET,
-        "statistic": Column(TEXT, "", "dropped_mass, diameter_bound 2 D mbar, variance_bound sigma sqrt(mbar/(1-mbar))"),
+        "statistic": Column(
+            TEXT, "", "dropped_mass, diameter_bound 2 D mbar, variance_bound sigma sqrt(mbar/(1-mbar))"
+        ),
         **_COUNTS,
         "n_positive": Column(COUNT, "rows", "rows with label 1: ES_pool <= 0.9 e_s(top-mass)"),
         **_interval("auc", "1", "area under the ROC curve"),
@@ -280,6 +295,5 @@ MAP = Table(
 )
 
 TABLES = {
-    table.name: table
-    for table in (KV, TOKENS, ROWS, SUBSETS, ROW_FACTS, CEILING, RULES, PENALTY, PREDICTOR, ROC, MAP)
+    table.name: table for table in (KV, TOKENS, ROWS, SUBSETS, ROW_FACTS, CEILING, RULES, PENALTY, PREDICTOR, ROC, MAP)
 }

@@ -129,7 +129,9 @@ def read(table: Table, path: Path, columns: list[str] | None = None) -> pl.DataF
     try:
         frame = pl.read_parquet(path, columns=columns)
     except (pl.exceptions.PolarsError, OSError) as error:
-        raise BadInput(f"{path}: not readable as Parquet ({_first_line(error)}): delete it and run its stage again") from error
+        raise BadInput(
+            f"{path}: not readable as Parquet ({_first_line(error)}): delete it and run its stage again"
+        ) from error
     if columns is None:
         table.check(frame, str(path))
     return frame
@@ -150,7 +152,9 @@ def footer(table: Table, path: Path) -> dict[str, object]:
     try:
         entry = pl.read_parquet_metadata(path).get(_FOOTER)
     except (pl.exceptions.PolarsError, OSError) as error:
-        raise BadInput(f"{path}: not readable as Parquet ({_first_line(error)}): delete it and run its stage again") from error
+        raise BadInput(
+            f"{path}: not readable as Parquet ({_first_line(error)}): delete it and run its stage again"
+        ) from error
     if entry is None:
         raise BadInput(f"{path}: its footer has no provenance of ours: expected a file that a stage wrote")
     found: dict[str, object] = json.loads(entry)

@@ -1,0 +1,68 @@
+"""What the analysis found, in one table for a person at a terminal."""
+
+from collections.abc import Mapping
+
+import polars as pl
+from rich import box
+from rich.table import Table as Grid
+
+from analysis.bootstrap import LEVEL, MIN_DOCUMENTS, format_p
+from analysis.predictor import DROPPED_MASS
+
+HEADINGS = ("model", "s", "rows", "docs", "c-hat", "share", "recovery", "pi", "AUC", "lead", "p", "rho(Phi)")
+TITLE = "Forced weights: what a better subset gains"
+CAPTION = (
+    "Medians of c-hat, recovery and pi (least free error); share of rows with c-hat of at least 0.1;"
+    " AUC of the dropped mass, its lead over the bound 2 D mbar, and the p of that lead;"
+    " rho(Phi): Spearman with the pool optimum. 95% intervals in brackets, from ten documents on."
+)
+
+
+def in_short(fits: Mapping[str, pl.DataFrame], resamples: int) -> Grid:
+    """A line per model and budget, from tables ceiling, penalty and predictor, with what intervals exist."""
+    grid = Grid(title=TITLE, caption=CAPTION, box=box.SIMPLE_HEAD, padding=(0, 1), collapse_padding=True)
+    for heading in HEADINGS:
+        grid.add_column(heading, justify="left" if heading == "model" else "right", overflow="fold")
+    for row in fits["ceiling"].iter_rows(named=True):
+        same = (pl.col("model") == row["model"]) & (pl.col("s") == row["s"])
+        least = fits["penalty"].filter(same, pl.col("estimate") == "least").to_dicts()
+        by_statistic = {found["statistic"]: found for found in fits["predictor"].filter(same).to_dicts()}
+        mass, rival = by_statistic[DROPPED_MASS], by_statistic["diameter_bound"]
+        grid.add_row(
+            row["model"],
+            str(row["s"]),
+            str(row["n_rows"]),
+            str(row["n_documents"]),
+            _with_interval(row, "closable", ".3f"),
+            _with_interval(row, "share", ".1%"),
+            _number(row["recovery"], ".2f"),
+            _number(least[0]["penalty"], ".2f") if least else "-",
+            _with_interval(mass, "auc", ".2f"),
+            _with_interval(rival, "auc_lead", "+.3f"),
+            format_p(rival["p_value"], resamples),
+            _with_interval(mass, "spearman_phi", ".2f"),
+        )
+    return grid
+
+
+def about_intervals(ceiling: pl.DataFrame) -> list[str]:
+    """What the reader should know of the intervals: how often they cover, and which models have none."""
+    measured = ceiling.filter(pl.col("coverage").is_not_null()).unique("n_documents").sort("n_documents")
+    lines = [
+        f"An interval from {documents} documents covers {share:.0%} of the time on normal data, not {LEVEL:.0%}."
+        for documents, share in measured.select("n_documents", "coverage").iter_rows()
+    ]
+    few = ceiling.filter(pl.col("coverage").is_null())["model"].unique().sort().to_list()
+    if few:
+        lines.append(f"No intervals for {', '.join(few)}: fewer than {MIN_DOCUMENTS} documents.")
+    return lines
+
+
+def _number(value: float | None, form: str) -> str:
+    return "-" if value is None else format(value, form)
+
+
+def _with_interval(row: Mapping[str, float | None], name: str, form: str) -> str:
+    low, high = row[f"{name}_low"], row[f"{name}_high"]
+    number = _number(row[name], form)
+    return number if low is None else f"{number}\n[{_number(low, form)}, {_number(high, form)}]"

@@ -1,0 +1,38 @@
+"""Every rule beside top-mass and beside the pool optimum, a user's own rules included."""
+
+import numpy as np
+
+from analysis.bootstrap import median, share
+from analysis.frame import SAME_RELATIVE, Sample
+
+
+def rules(sample: Sample) -> list[dict[str, object]]:
+    """The records of table rules for one model at one budget: one a rule, over the rows on which it ran.
+
+    An error is better or worse than top-mass's only beyond rounding: the same keys summed in another order
+    are neither. Source of the ratios: P1, Table 8.
+    """
+    records = []
+    for rule in sample.rules():
+        rows, chosen = sample.of_rule(rule)
+        error, document = chosen["error"].to_numpy(), sample.document[rows]
+        top, optimum, rounding = sample.top[rows], sample.optimum[rows], sample.rounding[rows]
+        draws = sample.multiplicity
+        gains, exists = ~sample.zero_top[rows], optimum > rounding
+        to_top, to_optimum = error[gains] / top[gains], error[exists] / optimum[exists]
+        better = gains & (error < top * (1 - SAME_RELATIVE))
+        worse = (error > rounding) & (error > top * (1 + SAME_RELATIVE))
+        records.append(
+            {
+                **sample.identity,
+                "rule": rule,
+                "n_rows": len(rows),
+                "n_documents": len(np.unique(document)),
+                **median(to_top, document[gains], draws).columns("ratio"),
+                **median(to_optimum, document[exists], draws).columns("ratio_to_optimum"),
+                **median(chosen["kept_mass"].to_numpy(), document, draws).columns("kept_mass"),
+                **share(better, document, draws).columns("better"),
+                **share(worse, document, draws).columns("worse"),
+            }
+        )
+    return records

@@ -1,0 +1,1 @@
+"""How the embedded checkpoints were made: corpus, tasks, architectures, training, measured figures."""

@@ -1,0 +1,139 @@
+"""Where rows come from: captured tables, or a file of the user's own weights and values."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import polars as pl
+
+from data import BadInput, Store
+from data.schema import ROWS
+from data.store import footer, read, sha256
+from solvers import Instance
+from solvers.load import captured_row, read_heads
+
+OWN = "own"  # family of rows that a user brings
+
+
+@dataclass(frozen=True, eq=False)
+class RowToGrade:
+    """A row with its labels. keys (n, d) and query (d,) are None where a user's file has none.
+
+    first_key is the true position of the instance's key 0. keys_id is equal for rows that see the same keys.
+    """
+
+    row_id: str
+    family: str
+    model: str
+    doc_id: int
+    layer: int
+    q_head: int
+    first_key: int
+    instance: Instance
+    keys: npt.NDArray[np.floating[Any]] | None
+    query: npt.NDArray[np.floating[Any]] | None
+    keys_id: tuple[int, int, int]
+
+
+def captured_rows(store: Store, model: str, doc_id: int, layer: int) -> Iterator[RowToGrade]:
+    """The rows of one layer of one document; raises BadInput if the kv file is not the one captured with them."""
+    path = store.rows(model, doc_id)
+    records = read(ROWS, path).filter(pl.col("layer") == layer)
+    kv_path = store.kv(model, doc_id, layer)
+    written = footer(ROWS, path)["notes"]
+    expected = written.get("kv", {}).get(str(layer)) if isinstance(written, dict) else None
+    if expected != sha256(kv_path):
+        raise BadInput(f"{kv_path}: not the file that was captured with {path} (sha256): capture this document again")
+    heads = read_heads(kv_path)
+    for record in records.iter_rows(named=True):
+        row = captured_row(record, heads)
+        yield RowToGrade(
+            record["row_id"],
+            record["family"],
+            model,
+            doc_id,
+            layer,
+            record["q_head"],
+            row.first_key,
+            row.instance,
+            row.keys,
+            row.query,
+            (record["kv_head"], record["first_key"], record["n_keys"]),
+        )
+
+
+def own_rows(path: Path) -> list[RowToGrade]:
+    """A user's rows from .npz or .parquet; raises BadInput that names the file, the row and what is wrong.
+
+    .npz: weights (rows, n) and values (rows, n, d), or (n,) and (n, d) for one row; optional keys like values,
+    queries (rows, d_key), doc_id (rows,). .parquet: a row each, columns weights (list) and values (list of lists or
+    arrays), optional keys, query, doc_id, row_id. Without doc_id all rows count as one document.
+    """
+    if not path.is_file():
+        raise BadInput(f"ROWS={path}: no such file; expected .npz or .parquet with weights and values")
+    if path.suffix == ".npz":
+        raw = _from_npz(path)
+    elif path.suffix == ".parquet":
+        raw = _from_parquet(path)
+    else:
+        raise BadInput(f"ROWS={path}: expected a file that ends in .npz or .parquet")
+    rows = []
+    for i, entry in enumerate(raw):
+        try:
+            instance = Instance(entry["weights"], entry["values"])
+        except ValueError as error:
+            raise BadInput(f"{path}, row {i}: {error}") from error
+        keys, query = entry.get("keys"), entry.get("query")
+        if keys is not None and (keys.ndim != 2 or keys.shape[0] != instance.n or not np.isfinite(keys).all()):
+            raise BadInput(f"{path}, row {i}: keys have shape {keys.shape}: expected ({instance.n}, d), all finite")
+        doc_id = int(entry.get("doc_id", 0))
+        name = str(entry.get("row_id", f"{path.stem}:{doc_id}:0:0:{i}"))
+        rows.append(RowToGrade(name, OWN, path.stem, doc_id, 0, 0, 0, instance, keys, query, (i, 0, instance.n)))
+    if not rows:
+        raise BadInput(f"{path}: holds no rows; expected at least one")
+    if len({row.row_id for row in rows}) < len(rows):
+        raise BadInput(f"{path}: two rows share a row_id; expected each id once")
+    return rows
+
+
+def _from_npz(path: Path) -> list[dict[str, Any]]:
+    try:
+        with np.load(path, allow_pickle=False) as file:
+            arrays = {name: file[name] for name in file.files}
+    except (OSError, ValueError, EOFError, KeyError) as error:
+        raise BadInput(f"{path}: not readable as .npz ({error}); expected arrays weights and values") from error
+    for name in ("weights", "values"):
+        if name not in arrays:
+            raise BadInput(f"{path}: no array {name!r}; it has {', '.join(arrays) or 'none'}")
+    if arrays["weights"].ndim == 1:
+        arrays = {name: array[None] for name, array in arrays.items()}
+    n_rows = arrays["weights"].shape[0]
+    for name, array in arrays.items():
+        if array.ndim == 0 or array.shape[0] != n_rows:
+            raise BadInput(f"{path}: array {name!r} has shape {array.shape}: expected {n_rows} rows, as in weights")
+    names = {"weights": "weights", "values": "values", "keys": "keys", "queries": "query", "doc_id": "doc_id"}
+    return [{names[k]: arrays[k][i] for k in names if k in arrays} for i in range(n_rows)]
+
+
+def _from_parquet(path: Path) -> list[dict[str, Any]]:
+    try:
+        frame = pl.read_parquet(path)
+    except (pl.exceptions.PolarsError, OSError) as error:
+        raise BadInput(f"{path}: not readable as Parquet ({error}); expected columns weights and values") from error
+    for name in ("weights", "values"):
+        if name not in frame.columns:
+            raise BadInput(f"{path}: no column {name!r}; it has {', '.join(frame.columns) or 'none'}")
+    rows = []
+    for i, record in enumerate(frame.iter_rows(named=True)):
+        entry: dict[str, Any] = {name: record[name] for name in ("doc_id", "row_id") if name in record}
+        for name in ("weights", "values", "keys", "query"):
+            if name in record:
+                try:
+                    entry[name] = np.array(record[name], dtype=np.float64)
+                except (TypeError, ValueError) as error:
+                    raise BadInput(f"{path}, row {i}: {name} are not numbers of one shape: expected lists") from error
+        rows.append(entry)
+    return rows

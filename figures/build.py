@@ -1,0 +1,89 @@
+"""Drawing every figure: PNG, PDF and the data beside them, skipped where nothing changed."""
+
+import io
+import json
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import polars as pl
+from matplotlib.figure import Figure
+
+from data.schema import Table
+from data.store import CHECKOUT, Store, code_digest, sha256, write_bytes, write_text
+from figures import ceiling, flat_map, penalty, roc, rules, style
+
+PUBLISHED_FILE = CHECKOUT / "data" / "published.toml"
+_LEDGER = "made-from.json"  # beside the figures: what each was made from, and the sha256 of its files
+
+
+@dataclass(frozen=True)
+class Picture:
+    """A figure: its file stem, the tables that it is made from, and the two functions that make it."""
+
+    stem: str
+    inputs: tuple[Table, ...]
+    table: Callable[[Store], pl.DataFrame]
+    draw: Callable[[pl.DataFrame, Figure], None]
+
+
+PICTURES = tuple(
+    Picture(stem, module.INPUTS, module.table, module.draw)
+    for stem, module in (
+        ("ceiling", ceiling),
+        ("flat_map", flat_map),
+        ("roc", roc),
+        ("penalty", penalty),
+        ("rules", rules),
+    )
+)
+
+
+def build(store: Store, folder: Path) -> list[str]:
+    """Draw what is not current into folder and return the stems drawn; raises BadInput before a bad input's file.
+
+    A figure is current if its tables, the published numbers and our code are the same as when it was drawn, and
+    its files are still those that were written.
+    """
+    ledger = _read_ledger(folder / _LEDGER)
+    code = code_digest("data", "analysis", "figures")
+    drawn = []
+    for picture in PICTURES:
+        made_from = {"code": code, "published": sha256(PUBLISHED_FILE)}
+        made_from |= {t.name: sha256(store.fit(t.name)) for t in picture.inputs if store.fit(t.name).is_file()}
+        if ledger.get(picture.stem) == {"made_from": made_from, "files": _digests(folder, picture.stem)}:
+            continue
+        frame = picture.table(store)
+        with style.applied():
+            figure = style.blank()
+            picture.draw(frame, figure)
+            png, pdf = style.save(figure)
+        write_bytes(folder / f"{picture.stem}.png", png)
+        write_bytes(folder / f"{picture.stem}.pdf", pdf)
+        write_text(folder / f"{picture.stem}.csv", to_csv(frame))
+        ledger[picture.stem] = {"made_from": made_from, "files": _digests(folder, picture.stem)}
+        write_text(folder / _LEDGER, json.dumps(ledger, indent=1, sort_keys=True))
+        drawn.append(picture.stem)
+    return drawn
+
+
+def to_csv(frame: pl.DataFrame) -> str:
+    """The frame as CSV: plain decimal numbers at full precision, nothing for null."""
+    buffer = io.StringIO()
+    frame.write_csv(buffer, float_scientific=False)
+    return buffer.getvalue()
+
+
+def _digests(folder: Path, stem: str) -> dict[str, str]:
+    """sha256 of the figure's files that are there."""
+    paths = (folder / f"{stem}.{suffix}" for suffix in ("png", "pdf", "csv"))
+    return {path.name: sha256(path) for path in paths if path.is_file()}
+
+
+def _read_ledger(path: Path) -> dict[str, object]:
+    """The ledger as last written; an unreadable one counts as none, so that everything is drawn again."""
+    try:
+        found = json.loads(path.read_text())
+    except (OSError, ValueError):
+        return {}
+    return found if isinstance(found, dict) else {}

@@ -1,0 +1,159 @@
+"""The ceiling: what the best subset of the candidate set leaves of top-mass's error, per model and budget."""
+
+import math
+
+import polars as pl
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+from matplotlib.patches import ConnectionPatch
+
+from data.schema import CEILING
+from data.store import Store
+from figures import style
+from figures.fits import fit
+
+INPUTS = (CEILING,)
+_FLOOR, _CAP, _BALANCING = style.LOOKS[0].colour, "#8a2f3b", "#d98c21"
+_GAP = 1.2  # empty places between two models' groups
+
+
+def table(store: Store) -> pl.DataFrame:
+    """Errors as fractions of top-mass's, a row per model and budget (Unit 1; top-mass is 1, dense is 0).
+
+    floor = 1 - median c-hat, its 95% interval (null below ten documents) and the quartiles of 1 - c-hat over
+    rows; cap = 1 - the median that c-hat would have if as many optima improved as were published (P1, App. B);
+    balancing = 1 - its median closure.
+    """
+    share = {
+        "floor": 1 - pl.col("closable"),
+        "floor_low": 1 - pl.col("closable_high"),
+        "floor_high": 1 - pl.col("closable_low"),
+        "floor_q25": 1 - pl.col("closable_q75"),
+        "floor_q75": 1 - pl.col("closable_q25"),
+        "cap": 1 - pl.col("cap"),
+        "balancing": 1 - pl.col("closure"),
+    }
+    names = ["family", "model", "s", "n_rows", "n_documents"]
+    return style.in_order(fit(store, CEILING).select(*names, **share, cap_share="cap_share"), "s")
+
+
+def draw(frame: pl.DataFrame, figure: Figure) -> None:
+    """Two views of the same marks: the whole scale from dense (0) to top-mass (1), and its top magnified."""
+    groups = style.models(frame)
+    places = _places(frame)
+    crowded = len(places) > 24
+    figure.set_size_inches(style.PAGE_WIDTH if crowded else style.COLUMN_WIDTH, 3.9)
+    figure.set_layout_engine("constrained", h_pad=0.04, w_pad=0.02, hspace=0.04)
+    whole, near = figure.subplots(2, 1, sharex=True, height_ratios=[1, 2.1])
+    low = _lowest(frame)
+    for axes in (whole, near):
+        axes.axhline(1, color=style.INK, linewidth=0.8)
+        axes.set_xlim(-0.9, places[-1] + 0.9)
+        axes.tick_params(axis="x", length=0)
+        _marks(axes, frame, places, small=axes is whole)
+        for left, right in _boundaries(frame, places):
+            axes.axvline((left + right) / 2, color=style.FAINT, linewidth=0.6)
+    whole.axhline(0, color=style.INK, linewidth=0.8, linestyle=(0, (4, 2)))
+    whole.axhspan(low, 1, color=style.FAINT, alpha=0.45, linewidth=0)
+    whole.set_ylim(-0.1, 1.24)
+    whole.set_yticks([0, 0.5, 1], ["0", "0.5", "1"])
+    whole.text(places[-1] + 0.8, 1.04, "top-mass = 1", ha="right", va="bottom")
+    whole.text(places[-1] + 0.8, 0.04, "dense = 0", ha="right", va="bottom")
+    near.set_ylim(low, 1 + (1 - low) * 0.04)
+    figure.supylabel("error relative to top-mass", fontsize=style.SMALLEST)
+    near.set_xticks(places, [str(s) for s in frame["s"]], rotation=0 if crowded else 90)
+    near.set_xlabel("budget s (keys kept)")
+    for (family, model), (first, last) in zip(groups, _spans(frame, places), strict=True):
+        below = "" if model == family else style.name_lines(model, 20 if crowded or len(groups) < 3 else 9)
+        rise = 4 + 9 * len(below.splitlines())
+        for text, height, look in ((below, 3, {"color": style.MUTED}), (family, rise, {"fontweight": "bold"})):
+            whole.annotate(
+                text,
+                ((first + last) / 2, 1),
+                xycoords=("data", "axes fraction"),
+                xytext=(0, height),
+                textcoords="offset points",
+                ha="center",
+                va="bottom",
+                **look,
+            )
+    for side in (0, 1):
+        joint = ConnectionPatch(
+            (side, low), (side, 1), whole.get_yaxis_transform(), near.transAxes, color=style.FAINT, linewidth=0.6
+        )
+        figure.add_artist(joint)
+    figure.legend(handles=_handles(frame), loc="outside lower center", ncols=2, handlelength=1.8, columnspacing=1.2)
+
+
+def _marks(axes: Axes, frame: pl.DataFrame, places: list[float], small: bool) -> None:
+    """Whiskers (quartiles over rows), interval of the median, floor, cap and balancing mark of each budget."""
+    size = 0.7 if small else 1.0
+    for x, row in zip(places, frame.iter_rows(named=True), strict=True):
+        if _known(row["floor_q25"], row["floor_q75"]):
+            axes.plot([x, x], [row["floor_q25"], row["floor_q75"]], color=style.MUTED, linewidth=0.7)
+        if _known(row["floor_low"], row["floor_high"]):
+            axes.plot(
+                [x, x],
+                [row["floor_low"], row["floor_high"]],
+                color=_FLOOR,
+                linewidth=3 * size,
+                alpha=0.45,
+                solid_capstyle="butt",
+            )
+        if _known(row["floor"]):
+            axes.plot(x, row["floor"], "_", color=_FLOOR, markersize=6 * size, markeredgewidth=1.6 * size)
+        if _known(row["cap"]):
+            axes.plot(x, row["cap"], "v", color=_CAP, markersize=3 * size, markerfacecolor="white", markeredgewidth=0.7)
+        if _known(row["balancing"]):
+            axes.plot(x, row["balancing"], "o", color=_BALANCING, markersize=2.4 * size, markeredgewidth=0)
+
+
+def _handles(frame: pl.DataFrame) -> list[Line2D]:
+    """The legend's entries, only for what is in the frame."""
+    handles = [Line2D([], [], color=_FLOOR, marker="_", linestyle="none", markeredgewidth=1.6, label="floor: best known subset")]
+    if frame["floor_low"].is_not_null().any():
+        handles.append(Line2D([], [], color=_FLOOR, linewidth=3, alpha=0.45, label="95% interval of the floor"))
+    handles.append(Line2D([], [], color=style.MUTED, linewidth=0.7, label="middle half of the rows"))
+    handles.append(Line2D([], [], color=_BALANCING, marker="o", linestyle="none", markersize=3, label="balancing selector"))
+    if frame["cap"].is_not_null().any():
+        handles.append(
+            Line2D([], [], color=_CAP, marker="v", markerfacecolor="white", linestyle="none", markersize=3.5, label="cap (published share)")
+        )
+    return handles
+
+
+def _places(frame: pl.DataFrame) -> list[float]:
+    """Where each row of the frame stands on the x axis: side by side, with a gap between models."""
+    places, at, previous = [], -1.0, None
+    for model in frame["model"]:
+        at += 1.0 if previous in (None, model) else 1.0 + _GAP
+        places.append(at)
+        previous = model
+    return places
+
+
+def _spans(frame: pl.DataFrame, places: list[float]) -> list[tuple[float, float]]:
+    """First and last place of each model."""
+    spans = []
+    for _, model in style.models(frame):
+        own = [x for x, name in zip(places, frame["model"], strict=True) if name == model]
+        spans.append((own[0], own[-1]))
+    return spans
+
+
+def _boundaries(frame: pl.DataFrame, places: list[float]) -> list[tuple[float, float]]:
+    """Last place of each model and first place of the next."""
+    spans = _spans(frame, places)
+    return [(left[1], right[0]) for left, right in zip(spans, spans[1:], strict=False)]
+
+
+def _lowest(frame: pl.DataFrame) -> float:
+    """The lower end of the magnified view: below every mark, on a tenth, at most 0.9."""
+    columns = ["floor", "floor_low", "floor_q25", "cap", "balancing"]
+    values = [v for name in columns for v in frame[name] if _known(v)]
+    return max(0.0, min(0.9, math.floor(10 * min(values, default=0.9) - 1e-9) / 10))
+
+
+def _known(*values: float | None) -> bool:
+    return all(value is not None and math.isfinite(value) for value in values)

@@ -1,0 +1,20 @@
+"""Reading the analysis' tables, with a word on what to run when one is missing."""
+
+import polars as pl
+
+from data.errors import BadInput
+from data.schema import Table
+from data.store import Store, read
+
+
+def fit(store: Store, table: Table) -> pl.DataFrame:
+    """One table of the analysis, whole; raises BadInput if it is missing, not readable or empty."""
+    path = store.fit(table.name)
+    if not path.is_file():
+        raise BadInput(
+            f"{path}: no such file: expected table {table.name}, which the analysis writes (make analysis)"
+        )
+    frame = read(table, path)
+    if frame.is_empty():
+        raise BadInput(f"{path}: table {table.name} has no rows: expected at least one model and budget")
+    return frame

@@ -1,0 +1,178 @@
+"""The rows with the largest kappa-hat, told in tokens: what top-mass keeps and what the optimum swaps."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import polars as pl
+
+from analysis.frame import OPTIMAL_POOL, TOP_MASS, samples
+from data.schema import ROWS, SUBSETS, TOKENS
+from data.store import Store, read
+
+COUNT = 10  # rows shown
+CONTEXT = 60  # tokens shown up to the query
+BEFORE = 3  # tokens shown before a key, so that it can be read
+_VISIBLE = {" ": "␣", "\n": "⏎", "\r": "␍", "\t": "⇥", "\u00a0": "⍽"}
+
+
+@dataclass(frozen=True)
+class Key:
+    """A key of a row: true position, weight (share of the row), token and the tokens before it.
+
+    text and before are "" where the model's tokens are not stored; weight is None where its rows are not.
+    """
+
+    position: int
+    weight: float | None
+    text: str
+    before: str
+    swapped: bool
+
+
+@dataclass(frozen=True)
+class Piece:
+    """A token of the context and what becomes of its key: any of "kept", "out", "in", "query", or nothing."""
+
+    text: str
+    role: str
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One row of the gallery. Errors in units of |v|; masses are shares of the row's attention."""
+
+    row_id: str
+    family: str
+    model: str
+    doc_id: int
+    layer: int
+    q_head: int
+    s: int
+    n_keys: int
+    position: int | None
+    dropped_mass: float
+    e_top: float
+    e_pool: float
+    kappa: float
+    mass_top: float
+    mass_pool: float
+    kept: list[Key]
+    swaps: list[tuple[Key, Key]]
+    context: list[Piece]
+
+
+def gallery(store: Store, count: int = COUNT) -> list[Entry]:
+    """The `count` distinct rows with the largest finite kappa-hat over all models and budgets, largest first.
+
+    Empty if there are no subsets. Raises BadInput if the subsets are not whole.
+    """
+    if not store.subset_files():
+        return []
+    return [_entry(store, row) for row in largest(store, count).iter_rows(named=True)]
+
+
+def largest(store: Store, count: int = COUNT) -> pl.DataFrame:
+    """Facts of these rows with kappa, e_top and e_pool, each at the budget where its kappa-hat is largest.
+
+    kappa-hat = e_s(top-mass) / ES_pool (P1, section 2), as the analysis counts it. Ties go by row_id, then s.
+    """
+    best = []
+    for sample in samples(store, resamples=1, seed=0):
+        found = sample.facts.with_columns(
+            kappa=pl.Series(sample.kappa), e_top=pl.Series(sample.top), e_pool=pl.Series(sample.optimum)
+        )
+        best.append(_ranked(found.filter(pl.col("kappa").is_finite() & (pl.col("kappa") > 1))).head(count))
+    return _ranked(pl.concat(best)).unique("row_id", keep="first", maintain_order=True).head(count)
+
+
+def visible(text: str) -> str:
+    """A token with its white space and control characters shown; an empty one as the empty set."""
+    shown = (_VISIBLE.get(c, c if c.isprintable() else f"\\x{ord(c):02x}") for c in text)
+    return "".join(shown) or "∅"
+
+
+def _ranked(frame: pl.DataFrame) -> pl.DataFrame:
+    return frame.sort("kappa", "row_id", "s", descending=[True, False, False])
+
+
+def _entry(store: Store, row: Mapping[str, object]) -> Entry:
+    """Everything that the page shows of one row of `largest`."""
+    model, doc_id, s, row_id = str(row["model"]), int(str(row["doc_id"])), int(str(row["s"])), str(row["row_id"])
+    chosen = _chosen(store, model, s, doc_id, row_id)
+    top, pool = (np.array(chosen[rule]["subset"], dtype=np.int64) for rule in (TOP_MASS, OPTIMAL_POOL))
+    position, weights = _weights(store, model, doc_id, row_id)
+    tokens = _tokens(store, model, doc_id)
+    out, into = np.setdiff1d(top, pool), np.setdiff1d(pool, top)
+
+    def keys(positions: npt.NDArray[np.int64]) -> list[Key]:
+        made = [
+            Key(
+                int(p),
+                weights.get(int(p)),
+                visible(tokens[p]) if p in tokens else "",
+                "".join(visible(tokens[q]) for q in range(max(0, int(p) - BEFORE), int(p)) if q in tokens),
+                bool(np.isin(p, out)),
+            )
+            for p in positions
+        ]
+        return sorted(made, key=lambda key: (-(key.weight or 0.0), key.position))
+
+    roles = dict.fromkeys(top.tolist(), "kept") | dict.fromkeys(out.tolist(), "out")
+    roles |= dict.fromkeys(into.tolist(), "in")
+    context: list[Piece] = []
+    if position is not None and tokens:
+        for p in range(max(0, position - CONTEXT), position + 1):
+            role = f"{roles.get(p, '')} {'query' if p == position else ''}"
+            context.append(Piece(visible(tokens.get(p, "")), role.strip()))
+    number = {name: float(str(row[name])) for name in ("dropped_mass", "e_top", "e_pool", "kappa")}
+    return Entry(
+        row_id=row_id,
+        family=str(row["family"]),
+        model=model,
+        doc_id=doc_id,
+        layer=int(str(row["layer"])),
+        q_head=int(str(row["q_head"])),
+        s=s,
+        n_keys=int(str(row["n_keys"])),
+        position=position,
+        mass_top=float(chosen[TOP_MASS]["kept_mass"]),
+        mass_pool=float(chosen[OPTIMAL_POOL]["kept_mass"]),
+        kept=keys(top),
+        swaps=list(zip(keys(out), keys(into), strict=False)),
+        context=context,
+        **number,
+    )
+
+
+def _chosen(store: Store, model: str, s: int, doc_id: int, row_id: str) -> dict[str, dict[str, object]]:
+    """The records of table subsets of one row at one budget, by rule."""
+    found: dict[str, dict[str, object]] = {}
+    for path in store.subset_files():
+        if path == store.subsets(model, s, path.parent.name, doc_id):
+            frame = read(SUBSETS, path, ["row_id", "rule", "subset", "kept_mass"])
+            for record in frame.filter(pl.col("row_id") == row_id).iter_rows(named=True):
+                found[str(record["rule"])] = record
+    return found
+
+
+def _weights(store: Store, model: str, doc_id: int, row_id: str) -> tuple[int | None, dict[int, float]]:
+    """The query's position and the stored weight at each true position; nothing if the row is not stored."""
+    path = store.rows(model, doc_id)
+    if not path.is_file():
+        return None, {}
+    frame = read(ROWS, path, ["row_id", "position", "first_key", "weights"]).filter(pl.col("row_id") == row_id)
+    if frame.is_empty():
+        return None, {}
+    first = int(frame["first_key"][0])
+    return int(frame["position"][0]), {first + j: float(w) for j, w in enumerate(frame["weights"][0])}
+
+
+def _tokens(store: Store, model: str, doc_id: int) -> dict[int, str]:
+    """The document's tokens by position; nothing if they are not stored."""
+    path = store.tokens(model, doc_id)
+    if not path.is_file():
+        return {}
+    frame = read(TOKENS, path, ["position", "text"])
+    return dict(zip(frame["position"].to_list(), frame["text"].to_list(), strict=True))

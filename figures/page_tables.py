@@ -1,0 +1,200 @@
+"""The tables of the page: each a list of headings and rows of cells, numbers already written as a reader sees them."""
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import polars as pl
+
+from analysis.bootstrap import format_p
+from figures import style
+from figures.penalty import ESTIMATES
+from figures.roc import STATISTICS
+from figures.rules import NAMES, SUPPORTS
+
+Record = Mapping[str, object]
+NONE = "–"  # where a number is not defined or not given
+
+
+@dataclass(frozen=True)
+class Cell:
+    """What a cell says, and under it in small print the interval; rows: how many rows of the table it spans."""
+
+    main: str
+    below: str = ""
+    rows: int = 1
+    text: bool = False
+
+
+@dataclass(frozen=True)
+class PageTable:
+    """Headings, rows, and where a new group of rows begins."""
+
+    headings: list[str]
+    rows: list[list[Cell]]
+    groups: list[int] = field(default_factory=list)
+
+
+def number(value: object, digits: int = 3) -> str:
+    """A number at so many decimals; larger ones at three figures; the dash where there is none."""
+    if not isinstance(value, int | float) or math.isnan(value):
+        return NONE
+    if math.isinf(value):
+        return "∞"
+    size = abs(value)
+    digits = digits if size < 10 else min(digits, 1) if size < 1000 else 0
+    return f"{value:,.{digits}f}"
+
+
+def percent(value: object, digits: int = 0) -> str:
+    """A share as a percentage; one that is small but not zero never reads as 0%."""
+    if not isinstance(value, int | float) or math.isnan(value):
+        return NONE
+    shown = f"{100 * value:.{digits}f}%"
+    return f"< {10**-digits:g}%" if value > 0 and float(shown[:-1]) == 0 else shown
+
+
+def count(value: object) -> str:
+    """A count with thousands set off; the dash where there is none."""
+    return f"{value:,}" if isinstance(value, int) else NONE
+
+
+def estimate(row: Record, name: str, digits: int = 3, share: bool = False) -> Cell:
+    """A number over its 95% interval, where it has one."""
+    write = percent if share else number
+    low, high = row[f"{name}_low"], row[f"{name}_high"]
+    interval = "" if low is None or high is None else f"[{write(low, digits)}, {write(high, digits)}]"
+    return Cell(write(row[name], digits), interval)
+
+
+def span(values: Sequence[float | None], digits: int = 3, share: bool = False) -> str:
+    """The least and the largest of several numbers, "0.050 to 0.060"; one number if they print alike."""
+    known = [value for value in values if value is not None and not math.isnan(value)]
+    if not known:
+        return NONE
+    write = percent if share else number
+    low, high = write(min(known), digits), write(max(known), digits)
+    return low if low == high else f"{low} to {high}"
+
+
+def ceiling(frame: pl.DataFrame) -> PageTable:
+    """What the best subset known gains, with the rows and documents behind it."""
+    headings = ["s", "ĉ, median", "ĉ, quartiles", "cap", "κ̂, median", "κ̂, 99th pct", "gain ≥ 10%", "rows", "docs"]
+
+    def cells(row: Record) -> list[Cell]:
+        return [
+            Cell(str(row["s"])),
+            estimate(row, "closable"),
+            Cell(f"{number(row['closable_q25'])} to {number(row['closable_q75'])}"),
+            Cell(number(row["cap"]), "" if row["cap_share"] is None else f"f = {percent(row['cap_share'], 1)}"),
+            estimate(row, "kappa"),
+            estimate(row, "kappa_p99", 2),
+            estimate(row, "share", 1, share=True),
+            Cell(count(row["n_rows"])),
+            Cell(count(row["n_documents"])),
+        ]
+
+    return _by_model(style.in_order(frame, "s"), headings, cells)
+
+
+def balancing(frame: pl.DataFrame) -> PageTable:
+    """What the balancing selector reaches of it, and the rows that are special."""
+    headings = ["s", "recovery", "closure", "optimal", "rows", "docs", "no gap", "e_top = 0", "κ̂ = ∞"]
+
+    def cells(row: Record) -> list[Cell]:
+        counts = ("n_rows", "n_documents", "n_zero_gap", "n_zero_top", "n_infinite")
+        return [
+            Cell(str(row["s"])),
+            estimate(row, "recovery", 2),
+            estimate(row, "closure"),
+            estimate(row, "balancing_exact", 1, share=True),
+            *(Cell(count(row[name])) for name in counts),
+        ]
+
+    return _by_model(style.in_order(frame, "s"), headings, cells)
+
+
+def predictor(frame: pl.DataFrame, resamples: int) -> PageTable:
+    """AUC of each statistic, its distance to dropped mass, and the rank correlations."""
+    headings = [
+        "s", "statistic", "AUC", "behind dropped mass", "p", "ρ with the gap", "ρ(Φ, ES)", "label 1", "rows", "docs",
+    ]  # fmt: skip
+
+    def cells(row: Record) -> list[Cell]:
+        rival = row["statistic"] != "dropped_mass"
+        p = row["p_value"]
+        return [
+            Cell(str(row["s"])),
+            Cell(STATISTICS.get(str(row["statistic"]), str(row["statistic"])), text=True),
+            estimate(row, "auc"),
+            estimate(row, "auc_lead") if rival else Cell(NONE),
+            Cell(format_p(float(str(p)), resamples) if p is not None else NONE),
+            estimate(row, "spearman_gap", 2),
+            estimate(row, "spearman_phi", 2) if not rival else Cell(""),
+            Cell(count(row["n_positive"])),
+            Cell(count(row["n_rows"])),
+            Cell(count(row["n_documents"])),
+        ]
+
+    rank = pl.col("statistic").replace_strict({name: n for n, name in enumerate(STATISTICS)}, default=9)
+    ordered = style.in_order(frame.sort("s", rank, maintain_order=True))
+    return _by_model(ordered, headings, cells)
+
+
+def penalty(frame: pl.DataFrame) -> PageTable:
+    """pi-hat of each estimate, and how often it is below 1, which no true pi can be."""
+    headings = ["s", "free error by", "π̂, median", "π̂, 99th pct", "π̂ below 1", "rows", "docs", "EF = 0"]
+
+    def cells(row: Record) -> list[Cell]:
+        return [
+            Cell(str(row["s"])),
+            Cell(ESTIMATES.get(str(row["estimate"]), str(row["estimate"])), text=True),
+            estimate(row, "penalty", 2),
+            estimate(row, "penalty_p99", 1),
+            estimate(row, "below_one", 1, share=True),
+            Cell(count(row["n_rows"])),
+            Cell(count(row["n_documents"])),
+            Cell(count(row["n_zero_free"])),
+        ]
+
+    rank = pl.col("estimate").replace_strict({name: n for n, name in enumerate(ESTIMATES)}, default=9)
+    return _by_model(style.in_order(frame.sort("s", rank, maintain_order=True)), headings, cells)
+
+
+def rules(frame: pl.DataFrame) -> PageTable:
+    """Each rule's error beside top-mass's and the pool optimum's, and how often it is better or worse."""
+    headings = ["s", "rule", "e / e_top", "e / ES_pool", "kept mass", "better", "worse", "rows", "docs"]
+
+    def cells(row: Record) -> list[Cell]:
+        rule = str(row["rule"])
+        return [
+            Cell(str(row["s"])),
+            Cell("top-mass" if rule == "top_mass" else NAMES.get(rule, rule), text=True),
+            estimate(row, "ratio", 2),
+            estimate(row, "ratio_to_optimum", 2),
+            estimate(row, "kept_mass", 2),
+            estimate(row, "better", 0, share=True),
+            estimate(row, "worse", 0, share=True),
+            Cell(count(row["n_rows"])),
+            Cell(count(row["n_documents"])),
+        ]
+
+    shown = frame.filter(~pl.col("rule").is_in(SUPPORTS))
+    order = ["top_mass", *NAMES]
+    rank = pl.col("rule").replace_strict({name: n for n, name in enumerate(order)}, default=len(order))
+    return _by_model(style.in_order(shown.sort("s", rank, "rule", maintain_order=True)), headings, cells)
+
+
+def _by_model(
+    frame: pl.DataFrame, headings: list[str], cells: Callable[[Record], list[Cell]]
+) -> PageTable:
+    """A row per record, the model named once beside all its rows, which form a group."""
+    rows: list[list[Cell]] = []
+    groups = []
+    for family, model in style.models(frame):
+        own = frame.filter(pl.col("model") == model)
+        groups.append(len(rows))
+        for place, record in enumerate(own.iter_rows(named=True)):
+            named = [Cell(model, "" if family == model else family, own.height, text=True)] if place == 0 else []
+            rows.append([*named, *cells(record)])
+    return PageTable(["model", *headings], rows, groups)

@@ -1,0 +1,222 @@
+"""The house style: sizes, colours and marks that survive grey printing and a column's width."""
+
+import colorsys
+import io
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Any
+
+import matplotlib
+import polars as pl
+from matplotlib.axes import Axes
+from matplotlib.colors import to_rgb
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+
+COLUMN_WIDTH = 3.35  # inches: one column of a two-column page
+PAGE_WIDTH = 6.9  # inches: both columns
+RESOLUTION = 200  # dots per inch of the PNGs
+SMALLEST = 7.0  # points: nothing in a figure is set smaller
+HEADLINE_BUDGET = 8  # the budget at which the paper draws its map and its ROC
+FAMILIES = ("llama", "qwen", "qwen3", "olmo", "gemma")  # order of panels; other families follow by name
+INK, MUTED, FAINT = "#16181d", "#6b7280", "#d4d7dd"
+MAP_COLOURS = "cividis"  # its lightness rises evenly, so it reads the same in grey
+
+RC: Mapping[str, Any] = MappingProxyType(
+    {
+        "font.family": "DejaVu Sans",
+        "font.size": SMALLEST,
+        "axes.titlesize": SMALLEST + 0.5,
+        "axes.titleweight": "bold",
+        "axes.labelsize": SMALLEST,
+        "xtick.labelsize": SMALLEST,
+        "ytick.labelsize": SMALLEST,
+        "legend.fontsize": SMALLEST,
+        "legend.frameon": False,
+        "axes.spines.top": False,
+        "axes.spines.right": False,
+        "axes.linewidth": 0.6,
+        "axes.edgecolor": MUTED,
+        "axes.labelcolor": INK,
+        "text.color": INK,
+        "xtick.color": MUTED,
+        "ytick.color": MUTED,
+        "xtick.labelcolor": INK,
+        "ytick.labelcolor": INK,
+        "xtick.major.width": 0.6,
+        "ytick.major.width": 0.6,
+        "xtick.major.size": 2.5,
+        "ytick.major.size": 2.5,
+        "xtick.minor.size": 0,
+        "ytick.minor.size": 0,
+        "lines.linewidth": 1.2,
+        "lines.markersize": 4,
+        "pdf.fonttype": 42,
+        "figure.facecolor": "white",
+        "savefig.facecolor": "white",
+    }
+)
+
+
+@dataclass(frozen=True)
+class Look:
+    """How one series is drawn: no two looks share a marker or a dash pattern, so colour is never needed to read."""
+
+    colour: str
+    marker: str
+    dashes: str | tuple[float, tuple[float, ...]]
+
+    def line(self, **more: Any) -> dict[str, Any]:
+        """Keyword arguments of Axes.plot."""
+        return {
+            "color": self.colour,
+            "marker": self.marker,
+            "linestyle": self.dashes,
+            "markeredgecolor": "white",
+            "markeredgewidth": 0.5,
+            **more,
+        }
+
+
+LOOKS = (
+    Look("#14213d", "o", "-"),
+    Look("#d98c21", "s", (0, (4.5, 1.5))),
+    Look("#1f6fa8", "^", (0, (1.2, 1.2))),
+    Look("#8a2f3b", "D", (0, (5, 1.5, 1, 1.5))),
+    Look("#6fb7a5", "v", (0, (7, 2))),
+    Look("#9a9fd6", "P", (0, (3, 1, 1, 1, 1, 1))),
+    Look("#4f5b2a", "X", (0, (2.5, 2.5))),
+    Look("#c9a3b4", "h", (0, (9, 1.5, 1, 1.5))),
+)
+PUBLISHED = Look(MUTED, "*", (0, (0.8, 1.6)))  # published numbers never share a look with ours
+
+
+def luminance(colour: str) -> float:
+    """How light a colour is once printed in grey: 0 black, 1 white (weights of ITU-R BT.601)."""
+    red, green, blue = to_rgb(colour)
+    return 0.299 * red + 0.587 * green + 0.114 * blue
+
+
+def look(number: int) -> Look:
+    """The look of series `number`; after the last one the looks come round again, a shade lighter."""
+    base = LOOKS[number % len(LOOKS)]
+    turns = number // len(LOOKS)
+    if not turns:
+        return base
+    hue, light, saturation = colorsys.rgb_to_hls(*to_rgb(base.colour))
+    red, green, blue = colorsys.hls_to_rgb(hue, light + (1 - light) * turns / (turns + 2), saturation)
+    colour = f"#{round(255 * red):02x}{round(255 * green):02x}{round(255 * blue):02x}"
+    return Look(colour, base.marker, base.dashes)
+
+
+def in_order(frame: pl.DataFrame, *then: str) -> pl.DataFrame:
+    """The frame's rows by family (ours first, in FAMILIES' order), model, and the further columns."""
+    rank = pl.col("family").replace_strict(
+        {family: rank for rank, family in enumerate(FAMILIES)}, default=len(FAMILIES), return_dtype=pl.Int32
+    )
+    return frame.sort(rank, "family", "model", *then, maintain_order=True)
+
+
+def models(frame: pl.DataFrame) -> list[tuple[str, str]]:
+    """(family, model) of a frame, each once, in the frame's order."""
+    pairs = frame.select("family", "model").unique(maintain_order=True)
+    return [(str(family), str(model)) for family, model in pairs.iter_rows()]
+
+
+def name_lines(model: str, width: int) -> str:
+    """A model's name over as many lines as it takes to keep each to `width` characters, broken after dashes."""
+    lines = [""]
+    for part in model.replace("-", "-\0").split("\0"):
+        if lines[-1] and len(lines[-1]) + len(part) > width:
+            lines.append("")
+        lines[-1] += part
+    return "\n".join(lines)
+
+
+def head(axes: Axes, family: str, model: str, width: int = 28) -> None:
+    """A panel's title: the family in bold and, where it is called otherwise, the model below it."""
+    if model == family:
+        axes.set_title(family)
+        return
+    below = name_lines(model, width)
+    axes.set_title(below, fontweight="normal", fontsize=SMALLEST, color=MUTED)
+    axes.annotate(
+        family,
+        (0.5, 1),
+        xycoords="axes fraction",
+        xytext=(0, 6 + 9.2 * len(below.splitlines())),
+        textcoords="offset points",
+        ha="center",
+        va="bottom",
+        fontweight="bold",
+    )
+
+
+def headline_budget(frame: pl.DataFrame) -> int:
+    """The budget 8 if the frame has it, else its smallest."""
+    budgets = sorted(int(s) for s in frame["s"].unique())
+    return HEADLINE_BUDGET if HEADLINE_BUDGET in budgets else budgets[0]
+
+
+def panels(figure: Figure, count: int, height: float) -> tuple[list[Axes], Axes | None]:
+    """count panels on a grid at most three wide, `height` inches each, and a spare cell for the legend.
+
+    One panel is a column wide; more fill the page. The spare cell is None where the grid has none: then the
+    legend goes below.
+    """
+    columns = min(count, 3)
+    rows = -(-count // columns)
+    below = 0.0 if rows * columns > count else 0.45
+    figure.set_size_inches(COLUMN_WIDTH if columns == 1 else PAGE_WIDTH, rows * height + below)
+    figure.set_layout_engine("constrained", w_pad=0.03, h_pad=0.04)
+    grid = figure.subplots(rows, columns, squeeze=False).ravel()
+    for axes in grid[count:]:
+        axes.set_axis_off()
+    return list(grid[:count]), grid[count] if len(grid) > count else None
+
+
+def legend(figure: Figure, spare: Axes | None, handles: Sequence[Line2D], heading: str = "") -> None:
+    """One legend for all panels: in the spare cell, else below them."""
+    if spare is not None:
+        box = spare.legend(
+            handles=handles, loc="center", title=heading or None, handlelength=3.2, labelspacing=0.7
+        )
+        box.get_title().set_fontsize(SMALLEST + 0.5)
+        box.get_title().set_fontweight("bold")
+        return
+    columns = 2 if figure.get_figwidth() < PAGE_WIDTH else min(4, len(handles))
+    figure.legend(handles=handles, loc="outside lower center", ncols=columns, handlelength=3.2)
+
+
+def budget_axis(axes: Axes, budgets: Sequence[int]) -> None:
+    """A logarithmic axis of budgets with a tick at each of ours and nowhere else."""
+    axes.set_xscale("log", base=2)
+    axes.set_xticks(list(budgets), [str(s) for s in budgets])
+    low, high = min(budgets), max(budgets)
+    axes.set_xlim(low / 2**0.4, high * 2**0.4)
+
+
+def plain(value: float) -> str:
+    """A tick's number without zeros that say nothing: 0.5, 2, 10."""
+    return f"{value:g}"
+
+
+def save(figure: Figure) -> tuple[bytes, bytes]:
+    """The figure as (PNG, PDF); the same figure gives the same bytes, as no time of day goes in."""
+    png, pdf = io.BytesIO(), io.BytesIO()
+    figure.draw_without_rendering()
+    figure.set_layout_engine("none")  # the layout is found once and holds for both files
+    figure.savefig(png, format="png", dpi=RESOLUTION, metadata={"Software": None})
+    figure.savefig(pdf, format="pdf", metadata={"CreationDate": None, "Creator": None, "Producer": None})
+    return png.getvalue(), pdf.getvalue()
+
+
+def blank() -> Figure:
+    """An empty figure that belongs to no window and no global state."""
+    return Figure()
+
+
+def applied() -> Any:
+    """A context in which the house style holds; it is undone on leaving."""
+    return matplotlib.rc_context(dict(RC))

@@ -1,0 +1,27 @@
+"""What a search returns: a subset, its error, a bound that holds, and why it stopped."""
+
+from dataclasses import dataclass
+
+from solvers.problem import Indices
+
+
+@dataclass(frozen=True, eq=False)
+class Certificate:
+    """The answer of an exact search; `error` and `lower` hold whenever it stops.
+
+    subset: sorted row-local indices (s,). error: its forced error e_s, in the unit of the values. lower: no subset
+    of those searched has a smaller error, rounding of the row included. status: "optimal" (error is within
+    PROOF_GAP of the least, or zero within rounding), "within_gap" (within the gap asked for), "bracketed" (neither).
+    searched: number of keys that the subsets were drawn from. nodes: subsets visited by enumeration, nodes by branch
+    and bound. seconds: time of the search alone. stopped_by: "finished" or "node_limit". search: which method.
+    """
+
+    subset: Indices
+    error: float
+    lower: float
+    status: str
+    searched: int
+    nodes: int
+    seconds: float
+    stopped_by: str
+    search: str

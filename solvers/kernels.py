@@ -1,0 +1,909 @@
+"""Every compiled loop. They stand in one file because numba's cache does not see an edit to a callee elsewhere.
+
+Arrays: a (n, d) holds the steps a_j = p_j (v_j - mu) and c (n, d) the centred values v_j - mu, both divided by the
+row's unit; w (n,) the weights. Everything is float64 and C-contiguous. Subsets are index arrays into the arrays given.
+
+A corral (Wolfe's word) is a set of at most d + 2 points of R^d with convex weights beta over it: rows of `points`,
+with the Gram matrix `gram` and with `ids[k]`, the keys that point k stands for.
+"""
+
+import math
+
+import numba as nb
+import numpy as np
+
+MATRIX = nb.types.Array(nb.float64, 2, "C", readonly=True)
+VECTOR = nb.types.Array(nb.float64, 1, "C", readonly=True)
+KEYS = nb.types.Array(nb.int64, 1, "C", readonly=True)
+FOUND, REAL, COUNT, FLAG = nb.int64[::1], nb.float64, nb.int64, nb.boolean
+
+# Wolfe's method. These steer the search and decide nothing: a bound is proved from its vector z, however z was found.
+RIDGE = 1e-11  # times the mean of the Gram diagonal: keeps the Cholesky factor of a degenerate corral alive
+VANISHING = 1e-9  # a convex weight below it leaves the corral
+FACE_TOLERANCE = 1e-7  # the node relaxation ends when no kept mean lies deeper than this, relative to |x|^2
+POINT_TOLERANCE = 1e-12  # the same for a free error, which is a result and not a step of a search
+EARLY_STOP = 0.8  # a relaxation that has fallen below this share of tau cannot prune: branch at once
+MOST_STEPS = 60  # oracle calls per node
+FIXED_SHARE = 0.2  # solve a node's relaxation again if fixing removed more than this share of its free keys
+
+# Floating point. These decide, and are derived where they are used.
+U = 2.0**-53
+INFLATION = 1.0 + 1e-12  # covers the rounding of a computed norm of up to 4,096 entries
+ABSOLUTE = 1e-300  # added to every reach: covers products that underflow
+
+IMPROVED = 1.0 - 1e-12  # a swap must lower e_s below this share of it (P1: a swap that decreases e_s)
+LESS_FREE = 1.0 - 1e-9  # a change of support must lower the free error below this share of it
+REFRESH = 1024  # enumeration recomputes its running sum from scratch every so many subsets
+
+
+@nb.njit(cache=True, fastmath={"reassoc", "contract", "nsz"})
+def dot(x, y):
+    """x . y in any order of summation."""
+    total = 0.0
+    for i in range(x.shape[0]):
+        total += x[i] * y[i]
+    return total
+
+
+@nb.njit(cache=True, fastmath={"reassoc", "contract", "nsz"})
+def squared_sum(x, y):
+    """|x + y|^2, with no cancellation but that of x + y itself."""
+    total = 0.0
+    for i in range(x.shape[0]):
+        t = x[i] + y[i]
+        total += t * t
+    return total
+
+
+@nb.njit(cache=True)
+def error_of(a, w, subset, total):
+    """e_s of a subset from its steps, into `total` (d,) as work space; exact where p(A) is tiny."""
+    mass = 0.0
+    total[:] = 0.0
+    for k in range(subset.shape[0]):
+        j = subset[k]
+        mass += w[j]
+        for i in range(total.shape[0]):
+            total[i] += a[j, i]
+    for i in range(total.shape[0]):
+        total[i] /= mass
+    return math.sqrt(dot(total, total))
+
+
+# ----------------------------------------------------------------------------------------------------------------
+# Balancing selector
+
+
+@nb.njit(nb.types.Tuple((FOUND, REAL, COUNT))(MATRIX, VECTOR, KEYS), cache=True)
+def balance(a, w, start):
+    """From `start`, the swap (drop i, add j) that lowers e_s most, until none lowers it (P1, section 2).
+
+    Ties go to the smallest (i, j). Every e_s is summed from the steps, so no swap is accepted on cancellation noise.
+    Returns the subset, its error and the number of swaps.
+    """
+    n, d = a.shape
+    subset = np.sort(start)
+    inside = np.zeros(n, np.bool_)
+    inside[subset] = True
+    total, rest = np.empty(d), np.empty(d)
+    swaps = 0
+    while True:
+        total[:] = 0.0
+        mass = 0.0
+        for i in subset:
+            total += a[i]
+            mass += w[i]
+        now = math.sqrt(dot(total, total)) / mass
+        best, out, into = now * IMPROVED, -1, -1
+        for k in range(subset.shape[0]):
+            i = subset[k]
+            for t in range(d):
+                rest[t] = total[t] - a[i, t]
+            for j in range(n):
+                if not inside[j]:
+                    bound = best * (mass - w[i] + w[j])
+                    square = squared_sum(rest, a[j])
+                    if square < bound * bound:
+                        error = math.sqrt(square) / (mass - w[i] + w[j])
+                        if error < best:
+                            best, out, into = error, k, j
+        if out < 0:
+            return subset, error_of(a, w, subset, rest), swaps
+        inside[subset[out]] = False
+        inside[into] = True
+        subset[out] = into
+        subset = np.sort(subset)
+        swaps += 1
+
+
+# ----------------------------------------------------------------------------------------------------------------
+# Exhaustive enumeration
+
+
+@nb.njit(nb.types.Tuple((FOUND, REAL, COUNT))(MATRIX, VECTOR, COUNT), cache=True)
+def enumerate_subsets(a, w, s):
+    """The best s-subset of all n keys, by visiting every one in revolving-door order (one key out, one in).
+
+    Order: Knuth, The Art of Computer Programming 4A, section 7.2.1.3, Algorithm R. The running sum drifts by at most
+    2 REFRESH u (|g| + 2 max |a|) between two refreshes; every subset whose error could be below the best within that
+    drift is summed afresh, so the answer is that of evaluating each subset from its own steps.
+    Returns the subset, its error and the number of subsets visited.
+    """
+    n, d = a.shape
+    chosen = np.arange(s + 1)  # c_1 < ... < c_s and the sentinel c_{s+1} = n
+    chosen[s] = n
+    best_set = np.arange(s)
+    total, fresh = np.empty(d), np.empty(d)
+    largest = 0.0
+    for j in range(n):
+        largest = max(largest, math.sqrt(dot(a[j], a[j])))
+    drift = 4.0 * (REFRESH + s + d) * U * (s + 2) * largest
+    best = error_of(a, w, best_set, fresh)
+    visited = 1
+    mass = 0.0
+    total[:] = 0.0
+    for k in range(s):
+        total += a[k]
+        mass += w[k]
+    if s == n:
+        return best_set, best, visited
+    # `out` leaves and `into` enters; Algorithm R's steps R3 to R5 with t = s, 0-based chosen[k] = c_{k+1}.
+    while True:
+        out, into = -1, -1
+        if s % 2 == 1:
+            if chosen[0] + 1 < chosen[1]:
+                out, into = chosen[0], chosen[0] + 1
+                chosen[0] += 1
+            k, raising = 2, False
+        else:
+            if chosen[0] > 0:
+                out, into = chosen[0], chosen[0] - 1
+                chosen[0] -= 1
+            k, raising = 2, True
+        while out < 0:
+            if k > s:
+                return best_set, best, visited
+            if not raising:
+                if chosen[k - 1] >= k:
+                    out, into = chosen[k - 1], k - 2
+                    chosen[k - 1] = chosen[k - 2]
+                    chosen[k - 2] = k - 2
+                else:
+                    k += 1
+            elif chosen[k - 1] + 1 < chosen[k]:
+                out, into = chosen[k - 2], chosen[k - 1] + 1
+                chosen[k - 2] = chosen[k - 1]
+                chosen[k - 1] += 1
+            else:
+                k += 1
+            raising = not raising
+        visited += 1
+        if visited % REFRESH == 0:
+            total[:] = 0.0
+            mass = 0.0
+            for i in range(s):
+                total += a[chosen[i]]
+                mass += w[chosen[i]]
+        else:
+            for i in range(d):
+                total[i] += a[into, i] - a[out, i]
+            mass += w[into] - w[out]
+        limit = best * mass * INFLATION + drift
+        if dot(total, total) <= limit * limit:
+            error = error_of(a, w, chosen[:s], fresh)
+            if error < best:
+                best = error
+                best_set = chosen[:s].copy()
+
+
+# ----------------------------------------------------------------------------------------------------------------
+# Minimum-norm points
+
+
+@nb.njit(cache=True)
+def affine_minimiser(gram, size, factor, u):
+    """Weights u, summing to 1, of the least-norm point of the affine hull; False where the corral is degenerate.
+
+    Wolfe: solve (Q + t ee') u = e by Cholesky and divide by the sum of u.
+    """
+    trace = 0.0
+    for i in range(size):
+        trace += gram[i, i]
+    shift = trace / size if trace > 0 else 1.0
+    for i in range(size):
+        for j in range(i + 1):
+            r = gram[i, j] + shift
+            if i == j:
+                r += RIDGE * shift
+            for k in range(j):
+                r -= factor[i, k] * factor[j, k]
+            if i == j:
+                if r <= 0:
+                    return False
+                factor[i, i] = math.sqrt(r)
+            else:
+                factor[i, j] = r / factor[j, j]
+    for i in range(size):
+        r = 1.0
+        for k in range(i):
+            r -= factor[i, k] * u[k]
+        u[i] = r / factor[i, i]
+    total = 0.0
+    for i in range(size - 1, -1, -1):
+        r = u[i]
+        for k in range(i + 1, size):
+            r -= factor[k, i] * u[k]
+        u[i] = r / factor[i, i]
+        total += u[i]
+    if not total > 0:
+        return False
+    for i in range(size):
+        u[i] /= total
+    return True
+
+
+@nb.njit(cache=True)
+def leave(k, size, beta, points, ids, gram):
+    """Take point k out of the corral (the last one takes its place); the new size."""
+    last = size - 1
+    if k != last:
+        beta[k] = beta[last]
+        points[k] = points[last]
+        ids[k] = ids[last]
+        for i in range(size):
+            gram[k, i] = gram[last, i]
+        for i in range(size):
+            gram[i, k] = gram[i, last]
+        gram[k, k] = gram[last, last]
+    return last
+
+
+@nb.njit(cache=True)
+def normalise(beta, size):
+    """Scale convex weights to sum 1 (equal ones if they vanished)."""
+    total = 0.0
+    for k in range(size):
+        total += beta[k]
+    for k in range(size):
+        beta[k] = beta[k] / total if total > 1e-12 else 1.0 / size
+
+
+@nb.njit(cache=True)
+def minor_cycles(size, beta, points, ids, gram, factor, u):
+    """Move beta to the least-norm point of the corral's hull, dropping points that it does not use; the new size."""
+    while size > 1:
+        if not affine_minimiser(gram, size, factor, u):
+            k = 0
+            for i in range(1, size):
+                if beta[i] < beta[k]:
+                    k = i
+            size = leave(k, size, beta, points, ids, gram)
+            normalise(beta, size)
+            continue
+        theta, blocking = 1.0, -1
+        for i in range(size):
+            if u[i] < VANISHING:
+                ratio = beta[i] / (beta[i] - u[i]) if beta[i] > u[i] else 0.0
+                if ratio < theta or blocking < 0:
+                    theta, blocking = min(ratio, theta), i
+        if blocking < 0:
+            for i in range(size):
+                beta[i] = u[i]
+            return size
+        for i in range(size):
+            beta[i] += theta * (u[i] - beta[i])
+        beta[blocking] = 0.0
+        i = 0
+        while i < size:
+            if beta[i] <= VANISHING and size > 1:
+                size = leave(i, size, beta, points, ids, gram)
+            else:
+                i += 1
+        normalise(beta, size)
+    beta[0] = 1.0
+    return size
+
+
+@nb.njit(cache=True)
+def enter(point, size, beta, points, gram):
+    """Append a point with weight 0 (its row of ids is the caller's); the new size."""
+    points[size] = point
+    beta[size] = 0.0
+    for k in range(size + 1):
+        gram[size, k] = dot(points[size], points[k])
+        gram[k, size] = gram[size, k]
+    return size + 1
+
+
+@nb.njit(cache=True)
+def combine(size, beta, points, x):
+    """x = sum_k beta_k points_k."""
+    x[:] = 0.0
+    for k in range(size):
+        for i in range(x.shape[0]):
+            x[i] += beta[k] * points[k, i]
+
+
+@nb.njit(cache=True)
+def nearest_over(c, members, size, beta, points, ids, gram, factor, u, x):
+    """Wolfe's algorithm: from the corral given, the least-norm point x of the hull of c[members]; the new size.
+
+    The corral must be part of the members, and not empty; ids[k, 0] is the key of point k.
+    """
+    room = points.shape[0]
+    for _ in range(4 * members.shape[0] + 20):  # Wolfe needs about as many; the corral is valid at any stop
+        size = minor_cycles(size, beta, points, ids, gram, factor, u)
+        combine(size, beta, points, x)
+        square = dot(x, x)
+        deepest, least = -1, square * (1.0 - POINT_TOLERANCE)
+        for j in members:
+            depth = dot(c[j], x)
+            if depth < least:
+                deepest, least = j, depth
+        for k in range(size):
+            if ids[k, 0] == deepest:
+                deepest = -1  # rounding: the deepest point is in the corral already
+        if deepest < 0 or size == room:
+            break
+        size = enter(c[deepest], size, beta, points, gram)
+        ids[size - 1, 0] = deepest
+    polish(size, beta, points, gram, factor, u, x)
+    return size
+
+
+@nb.njit(cache=True)
+def polish(size, beta, points, gram, factor, u, x):
+    """Two steps of iterative refinement of the corral's weights, from x itself rather than the Gram matrix.
+
+    The Gram matrix squares the values, so a distance below 1e-8 of their size is lost in it; the gradient points.x is
+    not. A step is kept only if it leaves all weights positive and lowers |x|.
+    """
+    if size < 2:
+        return
+    ones, moved = np.empty(size), np.empty(x.shape[0])
+    for _ in range(2):
+        if not affine_minimiser(gram, size, factor, u):
+            return
+        for i in range(size):  # u = (Q + t ee')^-1 gradient, ones = (Q + t ee')^-1 e, by the factor just made
+            u[i] = dot(points[i], x)
+            ones[i] = 1.0
+        for v in (u, ones):
+            for i in range(size):
+                for k in range(i):
+                    v[i] -= factor[i, k] * v[k]
+                v[i] /= factor[i, i]
+            for i in range(size - 1, -1, -1):
+                for k in range(i + 1, size):
+                    v[i] -= factor[k, i] * v[k]
+                v[i] /= factor[i, i]
+        total, total_ones = 0.0, 0.0
+        for i in range(size):
+            total += u[i]
+            total_ones += ones[i]
+        for i in range(size):
+            u[i] = beta[i] - u[i] + total / total_ones * ones[i]
+            if u[i] < 0:
+                return
+        normalise(u, size)
+        combine(size, u, points, moved)
+        if dot(moved, moved) >= dot(x, x):
+            return
+        beta[:size] = u[:size]
+        x[:] = moved
+
+
+@nb.njit(cache=True)
+def workspace(room, width, n_ids):
+    """Arrays of a corral of at most `room` points: beta, points, ids, gram, factor, u."""
+    return (
+        np.empty(room),
+        np.empty((room, width)),
+        np.empty((room, n_ids), np.int64),
+        np.empty((room, room)),
+        np.empty((room, room)),
+        np.empty(room),
+    )
+
+
+@nb.njit(cache=True)
+def nearest_to(c, members, beta, points, ids, gram, factor, u, x):
+    """The least-norm point of the hull of c[members] from the nearest member; the corral's size."""
+    first, least = members[0], dot(c[members[0]], c[members[0]])
+    for j in members:
+        square = dot(c[j], c[j])
+        if square < least:
+            first, least = j, square
+    size = enter(c[first], 0, beta, points, gram)
+    beta[0] = 1.0
+    ids[0, 0] = first
+    return nearest_over(c, members, size, beta, points, ids, gram, factor, u, x)
+
+
+@nb.njit(REAL(MATRIX, KEYS), cache=True)
+def free_error_of(c, members):
+    """e_f: the distance of mu from the hull of the members' values. A point of the hull attains what is returned."""
+    d = c.shape[1]
+    x = np.empty(d)
+    beta, points, ids, gram, factor, u = workspace(min(members.shape[0], d + 1) + 1, d, 1)
+    nearest_to(c, members, beta, points, ids, gram, factor, u, x)
+    return math.sqrt(dot(x, x))
+
+
+@nb.njit(cache=True)
+def deepest_key(c, w, x):
+    """The linear oracle of Frank-Wolfe: argmin_j (v_j - mu) . x over keys of positive weight, lowest index first."""
+    found, least = -1, np.inf
+    for j in range(c.shape[0]):
+        if w[j] > 0:
+            depth = dot(c[j], x)
+            if depth < least:
+                found, least = j, depth
+    return found, least
+
+
+@nb.njit(cache=True)
+def nearest_key(c, w):
+    """argmin_j |v_j - mu| over keys of positive weight, lowest index first."""
+    found, least = -1, np.inf
+    for j in range(c.shape[0]):
+        if w[j] > 0:
+            square = dot(c[j], c[j])
+            if square < least:
+                found, least = j, square
+    return found
+
+
+@nb.njit(nb.types.Tuple((FOUND, REAL))(MATRIX, VECTOR, COUNT), cache=True)
+def frank_wolfe_line_search(c, w, s):
+    """Plain Frank-Wolfe: the nearest value, then s - 1 steps to the oracle's vertex with exact line search.
+
+    Returns the support (at most s keys, sorted) and the distance of the last iterate.
+    """
+    x = c[nearest_key(c, w)].copy()
+    support = np.zeros(c.shape[0], np.bool_)
+    support[nearest_key(c, w)] = True
+    for _ in range(s - 1):
+        j, depth = deepest_key(c, w, x)
+        square = dot(x, x)
+        gap = square - depth  # <x, x - v>
+        if gap <= 0:
+            break
+        length = square - 2 * depth + dot(c[j], c[j])
+        if length <= 0:
+            break
+        gamma = min(1.0, gap / length)
+        for i in range(x.shape[0]):
+            x[i] += gamma * (c[j, i] - x[i])
+        support[j] = True
+    return np.flatnonzero(support), math.sqrt(dot(x, x))
+
+
+@nb.njit(nb.types.Tuple((FOUND, REAL))(MATRIX, VECTOR, COUNT), cache=True)
+def frank_wolfe_fully_corrective(c, w, s):
+    """Fully corrective Frank-Wolfe: after every vertex, the least-norm point of the hull of all vertices so far.
+
+    Returns the support (at most s keys that carry weight, sorted) and its distance.
+    """
+    d = c.shape[1]
+    x = np.empty(d)
+    beta, points, ids, gram, factor, u = workspace(min(s, d + 1) + 1, d, 1)
+    j = nearest_key(c, w)
+    size = enter(c[j], 0, beta, points, gram)
+    beta[0] = 1.0
+    ids[0, 0] = j
+    x[:] = c[j]
+    for _ in range(s - 1):
+        j, depth = deepest_key(c, w, x)
+        if depth >= dot(x, x) * (1.0 - POINT_TOLERANCE) or size == points.shape[0]:
+            break
+        known = False
+        for k in range(size):
+            known = known or ids[k, 0] == j
+        if known:
+            break
+        size = enter(c[j], size, beta, points, gram)
+        ids[size - 1, 0] = j
+        size = minor_cycles(size, beta, points, ids, gram, factor, u)
+        combine(size, beta, points, x)
+    return np.sort(ids[:size, 0]), math.sqrt(dot(x, x))
+
+
+@nb.njit(nb.types.Tuple((FOUND, REAL, COUNT))(MATRIX, VECTOR, KEYS, COUNT), cache=True)
+def improve_support(c, w, start, rounds):
+    """From a support of s keys, add the deepest key and drop the least used one while the free error falls.
+
+    Each round offers the two deepest keys, and for each the two least used keys to drop; a key that carries no weight
+    is dropped for nothing. Returns the support (s keys, sorted), its free error and the rounds made.
+    """
+    d, s = c.shape[1], start.shape[0]
+    x, tried = np.empty(d), np.empty(d)
+    room = min(s + 1, d + 1) + 1
+    beta, points, ids, gram, factor, u = workspace(room, d, 1)
+    support = np.sort(start)
+    inside = np.zeros(c.shape[0], np.bool_)
+    inside[support] = True
+    nearest_to(c, support, beta, points, ids, gram, factor, u, x)
+    best = math.sqrt(dot(x, x))
+    for done in range(rounds):
+        first, second = -1, -1
+        depth1, depth2 = dot(x, x) * LESS_FREE, dot(x, x) * LESS_FREE
+        for j in range(c.shape[0]):
+            if w[j] > 0 and not inside[j]:
+                depth = dot(c[j], x)
+                if depth < depth1:
+                    second, depth2, first, depth1 = first, depth1, j, depth
+                elif depth < depth2:
+                    second, depth2 = j, depth
+        moved = False
+        for j in (first, second):
+            if j < 0 or moved:
+                continue
+            wider = np.append(support, j)
+            size = nearest_to(c, wider, beta, points, ids, gram, factor, u, tried)
+            share = np.zeros(s)  # of the support's keys in the wider solution
+            for k in range(size):
+                for i in range(s):
+                    if support[i] == ids[k, 0]:
+                        share[i] = beta[k]
+            for _ in range(2):
+                out = np.argmin(share)
+                narrower = support.copy()
+                narrower[out] = j
+                nearest_to(c, narrower, beta, points, ids, gram, factor, u, tried)
+                error = math.sqrt(dot(tried, tried))
+                if error < best * LESS_FREE:
+                    inside[support[out]] = False
+                    inside[j] = True
+                    support, best, moved = narrower, error, True
+                    x[:] = tried
+                    break
+                share[out] = np.inf
+        if not moved:
+            return np.sort(support), best, done
+    return np.sort(support), best, rounds
+
+
+# ----------------------------------------------------------------------------------------------------------------
+# Branch and bound
+
+
+@nb.njit(cache=True)
+def select_least(a, w, reach, free, n_free, z, tau, slack, k, low, chosen, least):
+    """The k free keys of least c_j = z.a_j - tau w_j, by lower estimates that hold in floating point.
+
+    The computed c_j is off by at most (d + 4) u (|a_j| + tau w_j); `slack` = (d + 8) u covers that and this
+    subtraction, so low[t] = c_j - slack reach_j is below the exact c_j of the t-th free key. Keys come by falling
+    reach >= |c_j|, and the scan stops at the first whose -(1 + slack) reach cannot enter. Returns the number of keys
+    scanned and of keys chosen; chosen[i] is a place in `free`, least[i] its lower estimate, ascending.
+    """
+    m, t = 0, 0
+    while t < n_free:
+        j = free[t]
+        if m == k and -(1.0 + slack) * reach[j] >= least[k - 1]:
+            break
+        estimate = dot(a[j], z) - tau * w[j] - slack * reach[j]
+        low[t] = estimate
+        if m < k:
+            i = m
+            m += 1
+        elif estimate < least[k - 1]:
+            i = k - 1
+        else:
+            t += 1
+            continue
+        while i > 0 and least[i - 1] > estimate:
+            least[i] = least[i - 1]
+            chosen[i] = chosen[i - 1]
+            i -= 1
+        least[i] = estimate
+        chosen[i] = t
+        t += 1
+    return t, m
+
+
+@nb.njit(
+    nb.types.Tuple((FLAG, FOUND, REAL, REAL, COUNT))(MATRIX, VECTOR, VECTOR, KEYS, REAL, REAL, REAL, COUNT),
+    cache=True,
+)
+def branch_and_bound(a, w, reach, start, error, gap, floor, node_limit):
+    """The s-subset of least forced error, or the best one found in `node_limit` nodes.
+
+    reach (n,) must not rise and must be at least (|a_j| + error w_j) INFLATION + ABSOLUTE. `start` is a subset and
+    `error` its e_s. Depth-first, the child that keeps the branching key first, so the stack holds at most s + 2 nodes.
+    An error at or below `floor` is zero within rounding: nothing better can be told apart, and the search is over.
+
+    Node: F is kept, r keys are still to be picked from the free ones, p = sum_F a_j, W = sum_F w_j. For |z| <= 1,
+
+        f(z) = z.p - tau W + sum of the r least (z.a_j - tau w_j) over free j  >=  0
+
+    proves that no completion has |y_A| < tau W_A, that is e_s < tau (ours; weak duality for a linear-fractional
+    minimum). The best z points to the least-norm point of the hull of the kept means m_A, which Wolfe's algorithm
+    finds with the same selection as its oracle. tau = (1 - gap) times the best error so far. A free key whose forced
+    exclusion (inclusion) would lift f to 0 is kept (dropped) in the whole subtree; f is then the least sum of the lower
+    estimates over selections without (with) that key, so the rule is as valid in floating point as the bound.
+
+    Returns (whole tree done, subset, its error, tau, nodes): with the tree done, no subset has an error below
+    tau - (n + d + 8) u max |v_j - mu|, the rounding of the errors that leaves compute.
+    """
+    n, d = a.shape
+    s = start.shape[0]
+    room, depth = min(d, n) + 2, s + 4
+    slack = (d + 8) * U
+    best, best_set = error, start.copy()
+    tau = (1.0 - gap) * best
+
+    stack_free, stack_n_free = np.empty((depth, n), np.int32), np.zeros(depth, np.int64)
+    stack_kept, stack_n_kept = np.empty((depth, s), np.int64), np.zeros(depth, np.int64)
+    stack_size, stack_beta = np.zeros(depth, np.int64), np.empty((depth, room))
+    stack_points, stack_ids = np.empty((depth, room, d)), np.empty((depth, room, s), np.int64)
+    free, kept = np.empty(n, np.int32), np.empty(s, np.int64)
+    beta, points, ids, gram, factor, u = workspace(room, d, s)
+    x, z, z_best, p, y = np.empty(d), np.empty(d), np.empty(d), np.empty(d), np.empty(d)
+    low, chosen, least = np.empty(n), np.empty(s + 2, np.int64), np.empty(s + 2)
+    mark = np.zeros(n)
+    trial = np.empty(s, np.int64)
+
+    for j in range(n):
+        stack_free[0, j] = j
+    stack_n_free[0] = n
+    top, nodes = 1, 0
+    while top > 0:
+        if best <= floor:
+            break
+        if nodes >= node_limit:
+            return False, best_set, best, tau, nodes
+        top -= 1
+        nodes += 1
+        n_free, n_kept, size = stack_n_free[top], stack_n_kept[top], stack_size[top]
+        free[:n_free] = stack_free[top, :n_free]
+        kept[:n_kept] = stack_kept[top, :n_kept]
+        for k in range(size):
+            beta[k] = stack_beta[top, k]
+            points[k] = stack_points[top, k]
+            ids[k] = stack_ids[top, k]
+        stale_gram, closed = True, True
+        while True:  # bound, fix, and again if fixing changed much; every break but the last closes the node
+            r = s - n_kept
+            if n_free < r:
+                break
+            p[:] = 0.0
+            mass, path = 0.0, 0.0  # path bounds the magnitudes added up in p
+            for k in range(n_kept):
+                p += a[kept[k]]
+                mass += w[kept[k]]
+                path += reach[kept[k]]
+
+            # Leaves: nothing left to choose, or one or two keys.
+            if r == 0 or n_free == r:
+                trial[:n_kept] = kept[:n_kept]
+                for t in range(r):
+                    trial[n_kept + t] = free[t]
+                e = error_of(a, w, trial, y)
+                if e < best:
+                    best, tau = e, min(tau, (1.0 - gap) * e)
+                    best_set[:] = trial
+                break
+            if r == 1:
+                length = math.sqrt(dot(p, p))
+                for t in range(n_free):
+                    j = free[t]
+                    # |p + a_j| >= |p| - |a_j|, and reach falls: no later key can come below tau
+                    if length - reach[j] - tau * mass > 1e-12 * (path + tau * mass):
+                        break
+                    e = math.sqrt(squared_sum(p, a[j])) / (mass + w[j])
+                    if e < best:
+                        trial[:n_kept] = kept[:n_kept]
+                        trial[n_kept] = j
+                        best, tau = e, min(tau, (1.0 - gap) * e)
+                        best_set[:] = trial
+                break
+            if r == 2:
+                length = math.sqrt(dot(p, p))
+                for i in range(d):
+                    z[i] = p[i] / (length * INFLATION) if length > 0 else 0.0
+                scanned, m = select_least(a, w, reach, free, n_free, z, tau, slack, 2, low, chosen, least)
+                margin = (n_kept + d + 12) * U * (path + reach[free[0]] + reach[free[1]])
+                need = margin - (dot(z, p) - tau * mass)  # a pair must have low_i + low_j < need
+                if least[0] + least[1] >= need:
+                    break
+                m = 0
+                for t in range(n_free):
+                    j = free[t]
+                    if t >= scanned:
+                        if -(1.0 + slack) * reach[j] + least[0] >= need:
+                            break
+                        low[t] = dot(a[j], z) - tau * w[j] - slack * reach[j]
+                    if low[t] + least[0] < need:
+                        low[m] = low[t]
+                        free[m] = j
+                        m += 1
+                by_low = np.argsort(low[:m])
+                for t1 in range(m):
+                    i = free[by_low[t1]]
+                    for k in range(d):
+                        y[k] = p[k] + a[i, k]
+                    for t2 in range(t1 + 1, m):
+                        if low[by_low[t1]] + low[by_low[t2]] >= need:
+                            break
+                        j = free[by_low[t2]]
+                        e = math.sqrt(squared_sum(y, a[j])) / (mass + w[i] + w[j])
+                        if e < best:
+                            trial[:n_kept] = kept[:n_kept]
+                            trial[n_kept], trial[n_kept + 1] = i, j
+                            best, tau = e, min(tau, (1.0 - gap) * e)
+                            best_set[:] = trial
+                break
+
+            # Relaxation: the least-norm point of the hull of the kept means, until it prunes or cannot.
+            if size == 0:
+                for k in range(n_kept):
+                    ids[0, k] = kept[k]
+                y[:] = p
+                whole = mass
+                for t in range(r):
+                    ids[0, n_kept + t] = free[t]
+                    y += a[free[t]]
+                    whole += w[free[t]]
+                y /= whole
+                size = enter(y, 0, beta, points, gram)
+                beta[0] = 1.0
+                stale_gram = False
+            if stale_gram:
+                for k in range(size):
+                    for i in range(k + 1):
+                        gram[k, i] = dot(points[k], points[i])
+                        gram[i, k] = gram[k, i]
+                stale_gram = False
+            pruned, f_best = False, -np.inf
+            for step in range(MOST_STEPS):
+                size = minor_cycles(size, beta, points, ids, gram, factor, u)
+                combine(size, beta, points, x)
+                square = dot(x, x)
+                length = math.sqrt(square)
+                if step > 0 and length < EARLY_STOP * tau:
+                    break
+                for i in range(d):
+                    z[i] = x[i] / (length * INFLATION) if length > 0 else 0.0
+                scanned, m = select_least(a, w, reach, free, n_free, z, tau, slack, r, low, chosen, least)
+                f, size_of_sum = dot(z, p) - tau * mass, path
+                for i in range(r):
+                    f += least[i]
+                    size_of_sum += reach[free[chosen[i]]]
+                if f >= (n_kept + r + d + 12) * U * size_of_sum:
+                    pruned = True
+                    break
+                if f > f_best:
+                    f_best = f
+                    z_best[:] = z
+                for k in range(n_kept):
+                    trial[k] = kept[k]
+                for i in range(r):
+                    trial[n_kept + i] = free[chosen[i]]
+                e = error_of(a, w, trial, y)  # y becomes the kept mean
+                if e < best:
+                    best, tau = e, min(tau, (1.0 - gap) * e)
+                    best_set[:] = trial
+                if size == room or dot(x, y) >= square * (1.0 - FACE_TOLERANCE) or length < EARLY_STOP * tau:
+                    break
+                size = enter(y, size, beta, points, gram)
+                ids[size - 1] = trial
+            if pruned:
+                break
+
+            # Fixing with the best z: keys that every improving completion keeps, or that none keeps.
+            scanned, m = select_least(a, w, reach, free, n_free, z_best, tau, slack, r + 1, low, chosen, least)
+            f, size_of_sum = dot(z_best, p) - tau * mass, path + reach[free[0]]
+            for i in range(r):
+                f += least[i]
+                size_of_sum += reach[free[chosen[i]]]
+            margin = (n_kept + r + d + 16) * U * size_of_sum
+            if f >= margin:
+                break
+            n_fixed = 0
+            for i in range(r):
+                if f - least[i] + least[r] >= margin:
+                    mark[free[chosen[i]]] = 1.0
+                    n_fixed += 1
+            threshold = least[r - 1] - f + margin
+            before, m = n_free, 0
+            for t in range(before):
+                j = free[t]
+                if mark[j] == 1.0:
+                    mark[j] = 0.0
+                    kept[n_kept] = j
+                    n_kept += 1
+                    continue
+                if t >= scanned:
+                    if -(1.0 + slack) * reach[j] >= threshold:
+                        continue  # even its least possible c_j lifts f to 0
+                    low[t] = dot(a[j], z_best) - tau * w[j] - slack * reach[j]
+                if low[t] < threshold:
+                    free[m] = j
+                    m += 1
+            n_free = m
+            if n_free < before:
+                # A kept mean stays in the corral if it is one of a completion of the node as fixed.
+                for t in range(n_free):
+                    mark[free[t]] = 1.0
+                for k in range(n_kept):
+                    mark[kept[k]] = 2.0
+                k = 0
+                while k < size:
+                    held, valid = 0, True
+                    for i in range(s):
+                        held += mark[ids[k, i]] == 2.0
+                        valid = valid and mark[ids[k, i]] > 0.0
+                    if valid and held == n_kept:
+                        k += 1
+                    else:
+                        size = leave(k, size, beta, points, ids, gram)
+                for t in range(n_free):
+                    mark[free[t]] = 0.0
+                for k in range(n_kept):
+                    mark[kept[k]] = 0.0
+                normalise(beta, size)
+                if n_fixed > 0 or size == 0 or before - n_free > FIXED_SHARE * before:
+                    continue
+            closed = False
+            break
+        if closed:
+            continue
+
+        # Branch on the key of largest reach that the relaxation splits (the first free key if it splits none).
+        for k in range(size):
+            for i in range(s):
+                mark[ids[k, i]] += beta[k]
+        at = 0
+        for t in range(n_free):
+            if VANISHING < mark[free[t]] < 1.0 - VANISHING:
+                at = t
+                break
+        for k in range(size):
+            for i in range(s):
+                mark[ids[k, i]] = 0.0
+        key = free[at]
+        for keeps in (False, True):
+            stack_free[top, :at] = free[:at]
+            stack_free[top, at : n_free - 1] = free[at + 1 : n_free]
+            stack_n_free[top] = n_free - 1
+            stack_kept[top, :n_kept] = kept[:n_kept]
+            stack_n_kept[top] = n_kept
+            if keeps:
+                stack_kept[top, n_kept] = key
+                stack_n_kept[top] += 1
+            m = 0
+            for k in range(size):
+                has = False
+                for i in range(s):
+                    has = has or ids[k, i] == key
+                if has == keeps:
+                    stack_beta[top, m] = beta[k]
+                    stack_points[top, m] = points[k]
+                    stack_ids[top, m] = ids[k]
+                    m += 1
+            stack_size[top] = m
+            normalise(stack_beta[top], m)
+            top += 1
+    return True, best_set, best, tau, nodes
+
+
+@nb.njit(
+    nb.types.Tuple((FLAG, FOUND, REAL, REAL, COUNT))(MATRIX, VECTOR, VECTOR, COUNT, REAL, REAL, COUNT),
+    cache=True,
+)
+def search(a, w, distances, s, gap, floor, node_limit):
+    """branch_and_bound from the balancing selector's subset, with keys ordered by reach.
+
+    distances (n,) are |v_j - mu| in the row's unit: p_j times them is |a_j| even where the square of a_j underflows.
+    Returns (whole tree done, subset, its error, tau, nodes).
+    """
+    heaviest = np.argsort(-w, kind="mergesort")[:s]
+    start, error, _ = balance(a, w, heaviest)
+    reach = (w * distances + error * w) * INFLATION + ABSOLUTE
+    order = np.argsort(-reach, kind="mergesort")
+    place = np.empty_like(order)
+    place[order] = np.arange(order.shape[0])
+    done, subset, error, tau, nodes = branch_and_bound(
+        a[order], w[order], reach[order], place[start], error, gap, floor, node_limit
+    )
+    return done, order[subset], error, tau, nodes

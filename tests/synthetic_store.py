@@ -1,0 +1,222 @@
+"""A small store made up from a seed: plausible fits, rows, tokens and subsets for tests of the figures."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import polars as pl
+
+from data.schema import ROW_FACTS, ROWS, SUBSETS, TABLES, TOKENS, VECTOR, Table
+from data.store import Provenance, Store, write
+
+WIDTH = 4  # of the made-up queries
+WORDS = [" Emma", " was", " in", " no", " danger", ".", "\n", " of", "\t", "<script>alert(1)</script>", " &amp;", "  "]
+
+
+@dataclass(frozen=True)
+class Model:
+    family: str
+    name: str
+    layers: int
+    heads: int
+    closable: float
+
+
+FIVE = (
+    Model("qwen", "embedded-qwen", 4, 4, 0.03),
+    Model("qwen3", "embedded-qwen3", 4, 4, 0.08),
+    Model("llama", "SmolLM2-135M-Instruct-Q4_1", 30, 9, 0.05),
+    Model("olmo", "embedded-olmo", 4, 4, 0.13),
+    Model("gemma", "embedded-gemma", 4, 4, 0.02),
+)
+PROVENANCE = Provenance("synthetic", {"budgets": [4, 8, 16, 32]}, 0, {}, "0" * 64)
+
+
+def build(
+    root: Path,
+    models: tuple[Model, ...] = FIVE,
+    budgets: tuple[int, ...] = (4, 8, 16, 32),
+    documents: int = 12,
+    row_documents: int = 2,
+    tokens: bool = True,
+    extra_rule: str | None = "recent_half",
+    seed: int = 0,
+) -> Store:
+    """Write every table that the figures read under root."""
+    store, rng = Store(root), np.random.default_rng(seed)
+    for name, rows in _fits(models, budgets, documents, extra_rule, rng).items():
+        put(store, TABLES[name], rows)
+    for model in models:
+        for doc_id in range(row_documents):
+            _document(store, model, doc_id, budgets, tokens, rng)
+    return store
+
+
+def put(store: Store, table: Table, rows: list[dict[str, object]]) -> None:
+    """Write one table of the analysis."""
+    write(table, frame(table, rows), store.fit(table.name), PROVENANCE)
+
+
+def frame(table: Table, rows: list[dict[str, object]]) -> pl.DataFrame:
+    """Rows as a frame of the table; nullable columns that a row leaves out are null."""
+    schema = {
+        name: pl.Array(pl.Float32, WIDTH) if column.dtype == VECTOR else column.dtype
+        for name, column in table.columns.items()
+    }
+    return pl.DataFrame([{name: row.get(name) for name in schema} for row in rows], schema=schema)
+
+
+def _interval(name: str, value: float, half: float, documents: int) -> dict[str, float | None]:
+    if documents < 10:
+        return {name: value, f"{name}_low": None, f"{name}_high": None}
+    return {name: value, f"{name}_low": value - half, f"{name}_high": value + half}
+
+
+def _fits(
+    models: tuple[Model, ...],
+    budgets: tuple[int, ...],
+    documents: int,
+    extra_rule: str | None,
+    rng: np.random.Generator,
+) -> dict[str, list[dict[str, object]]]:
+    found: dict[str, list[dict[str, object]]] = {
+        name: [] for name in ("ceiling", "rules", "penalty", "predictor", "roc", "map")
+    }
+    for model in models:
+        for place, s in enumerate(budgets):
+            key = {"family": model.family, "model": model.name, "s": s}
+            counts = {**key, "n_rows": 72 * model.layers * model.heads, "n_documents": documents}
+            closable = model.closable * (0.7 + 0.15 * place)
+
+            def ci(name: str, value: float, half: float) -> dict[str, float | None]:
+                return _interval(name, value, half, documents)
+
+            found["ceiling"].append(
+                counts
+                | {"n_zero_gap": 31, "n_zero_top": 2, "n_infinite": 1, "coverage": 0.9 if documents >= 10 else None, "closable_q25": 0.2 * closable, "closable_q75": 3 * closable}
+                | {"cap": closable + 0.01 * 2**place, "cap_share": 0.01 * (place + 1)}
+                | ci("closable", closable, 0.2 * closable)
+                | ci("kappa", 1 / (1 - closable), 0.01)
+                | ci("kappa_p99", 2.2, 0.2)
+                | ci("share", 0.3, 0.03)
+                | ci("recovery", 1.0, 0.0)
+                | ci("closure", 0.97 * closable, 0.2 * closable)
+                | ci("balancing_exact", 0.9, 0.01)
+            )
+            ratios = {"top_mass": 1.0, "optimal_pool": 1 - closable, "balancing": 1 - 0.98 * closable}
+            ratios |= {"geometric": 1.3 + 0.2 * place, "leverage": 6.0 + 4 * place}
+            if extra_rule:
+                ratios[extra_rule] = 1.8 - 0.1 * place
+            for rule, ratio in ratios.items():
+                found["rules"].append(
+                    counts
+                    | {"rule": rule}
+                    | ci("ratio", ratio, 0.05 * ratio)
+                    | ci("ratio_to_optimum", ratio / (1 - closable), 0.05)
+                    | ci("kept_mass", 0.7, 0.02)
+                    | ci("better", 0.2, 0.02)
+                    | ci("worse", 0.5, 0.02)
+                )
+            for estimate, factor, below in (("line_search", 0.9, 0.3), ("fully_corrective", 1.0, 0.2), ("least", 1.1, 0.0)):
+                found["penalty"].append(
+                    counts
+                    | {"estimate": estimate, "n_zero_free": 4}
+                    | ci("penalty", 1 + factor * 0.12 * 2**place * (1 + 5 * model.closable), 0.05)
+                    | ci("penalty_p99", 3.0 + place, 0.3)
+                    | ci("below_one", below, 0.0)
+                )
+            for statistic, power in (("dropped_mass", 3.5), ("diameter_bound", 1.7), ("variance_bound", 2.2)):
+                rate = np.linspace(0, 1, 40)
+                key_of = key | {"statistic": statistic}
+                found["roc"] += [
+                    key_of
+                    | {
+                        "threshold": float("inf") if x == 0 else float(1 - x),
+                        "false_positive_rate": float(x),
+                        "true_positive_rate": float(1 - (1 - x) ** power),
+                    }
+                    for x in rate
+                ]
+                auc = 1 - 1 / (1 + power)
+                found["predictor"].append(
+                    counts
+                    | {"statistic": statistic, "n_positive": 500}
+                    | {"p_value": None if statistic == "dropped_mass" else 0.0 if place else 0.034}
+                    | ci("auc", auc, 0.02)
+                    | ci("auc_lead", 3.5 / 4.5 - auc, 0.01)
+                    | ci("spearman_gap", 0.6, 0.03)
+                    | ci("spearman_phi", 0.93, 0.01)
+                )
+            for layer in range(model.layers):
+                for head in range(model.heads):
+                    mass = float(rng.beta(1.2, 4) * (1.4 - 0.15 * place))
+                    found["map"].append(
+                        counts
+                        | {"layer": layer, "q_head": head, "n_rows": 72, "dropped_mass": mass}
+                        | {"kappa": 1 + 0.4 * mass * float(rng.random()), "flat": mass > 0.25}
+                    )
+    return found
+
+
+def _document(
+    store: Store, model: Model, doc_id: int, budgets: tuple[int, ...], tokens: bool, rng: np.random.Generator
+) -> None:
+    length = 160
+    if tokens:
+        write(
+            TOKENS,
+            frame(
+                TOKENS,
+                [
+                    {
+                        "model": model.name,
+                        "doc_id": doc_id,
+                        "position": i,
+                        "token_id": i,
+                        "text": "<s>" if i == 0 else WORDS[int(rng.integers(len(WORDS)))],
+                    }
+                    for i in range(length)
+                ],
+            ),
+            store.tokens(model.name, doc_id),
+            PROVENANCE,
+        )
+    rows: list[dict[str, object]] = []
+    subsets: dict[int, list[dict[str, object]]] = {s: [] for s in budgets}
+    facts: dict[int, list[dict[str, object]]] = {s: [] for s in budgets}
+    for layer in range(min(model.layers, 3)):
+        for head in range(2):
+            position = int(rng.integers(100, length))
+            first = 40 if model.family == "gemma" else 0  # a window layer: local and true positions differ
+            n = position + 1 - first
+            weights = rng.dirichlet(np.full(n, 0.1))
+            row_id = f"{model.name}:{doc_id}:{layer}:{head}:{position}"
+            same = {"row_id": row_id, "family": model.family, "model": model.name, "doc_id": doc_id}
+            same |= {"layer": layer, "q_head": head, "n_keys": n}
+            rows.append(
+                same
+                | {"kv_head": 0, "position": position, "first_key": first, "scale": 0.5}
+                | {"query": [0.0] * WIDTH, "weights": weights.astype(np.float32).tolist()}
+                | {"worst_difference": 2e-6, "source_dtype": "float32"}
+            )
+            order = np.argsort(-weights, kind="stable")
+            for s in budgets:
+                top = np.sort(order[:s])
+                best = np.sort(np.concatenate([order[: s - 2], order[s : s + 2]]))
+                kappa = float(1 + rng.exponential(0.6))
+                for rule, subset, error in (("top_mass", top, 0.8), ("optimal_pool", best, 0.8 / kappa)):
+                    subsets[s].append(
+                        {"row_id": row_id, "s": s, "rule": rule, "search": "exhaustive", "mass_floor": 0.0}
+                        | {"n_searched": s + 12, "subset": (subset + first).tolist(), "error": error}
+                        | {"lower": 0.0, "kept_mass": float(weights[subset].sum()), "free_error": 0.1}
+                        | {"status": "optimal", "nodes": 1, "seconds": 0.0}
+                    )
+                facts[s].append(
+                    same
+                    | {"s": s, "dropped_mass": 1 - float(weights[top].sum()), "radius": 1.0}
+                    | {"spread": 1.0, "residual": 0.1, "rounding": 1e-12}
+                )
+    for s in budgets:
+        write(SUBSETS, frame(SUBSETS, subsets[s]), store.subsets(model.name, s, "standard", doc_id), PROVENANCE)
+        write(ROW_FACTS, frame(ROW_FACTS, facts[s]), store.facts(model.name, s, doc_id), PROVENANCE)
+    write(ROWS, frame(ROWS, rows), store.rows(model.name, doc_id), PROVENANCE)
