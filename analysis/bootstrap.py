@@ -169,12 +169,11 @@ def resampled_quantile(values: Reals, document: Counts, multiplicity: Counts, q:
             middle = (first + last) // 2
             beyond = np.einsum("bd,bd->b", multiplicity, before[middle]) > place
             first, last = np.where(beyond, first, middle), np.where(beyond, middle, last)
-        index = first[:, None] * documents + np.arange(documents)
-        clipped = np.minimum(index, n - 1)
-        weight = np.where(index < n, np.take_along_axis(multiplicity, owner[clipped], axis=1), 0)
+        index = np.minimum(first[:, None] * documents + np.arange(documents), n - 1)
+        weight = np.take_along_axis(multiplicity, owner[index], axis=1)
         reached = np.einsum("bd,bd->b", multiplicity, before[first])[:, None] + np.cumsum(weight, axis=1)
         found = np.argmax(reached > place[:, None], axis=1)
-        return np.asarray(ordered[clipped[np.arange(len(place)), found]])
+        return np.asarray(ordered[index[np.arange(len(place)), found]])
 
     position = np.maximum(rows - 1, 0) * q
     lower = np.floor(position).astype(np.int64)

@@ -13,9 +13,7 @@ from analysis.bootstrap import (
     share,
 )
 from analysis.frame import BALANCING, SAME_RELATIVE, Sample
-
-# Instances that the published solver improved, and about how many it solved at each budget (P1, section 2.4).
-_IMPROVED, _SOLVED = {4: 0, 8: 2, 16: 8, 32: 36}, 939 / 4
+from data import published
 
 COUNT_SLACK = 1e-9  # rows: a share times a count this close below a whole number is that number
 
@@ -60,7 +58,8 @@ def median_cap(values: Reals, raised: float) -> float:
 
 def published_cap_share(s: int) -> float | None:
     """The share of instances at budget s whose optimum the published solver improved; None if not given."""
-    return _IMPROVED[s] / _SOLVED if s in _IMPROVED else None
+    found = published.find("cap_share", s)
+    return None if found is None else found.value
 
 
 def _balancing(sample: Sample) -> dict[str, float | None]:

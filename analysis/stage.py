@@ -11,7 +11,7 @@ from analysis.frame import Sample, as_table, files_of, samples
 from analysis.penalty import penalty
 from analysis.predictor import predictor, roc
 from analysis.rules import rules
-from data import store
+from data import published, store
 from data.schema import CEILING, MAP, PENALTY, PREDICTOR, ROC, RULES, Table
 
 FITS = (CEILING, RULES, PENALTY, PREDICTOR, ROC, MAP)
@@ -28,6 +28,7 @@ def provenance(where: store.Store, seed: int, resamples: int) -> store.Provenanc
         kind: store.digest_of(store.sha256(path) for own in files for path in own[place])
         for place, kind in enumerate(("facts", "subsets"))
     }
+    inputs["published"] = store.sha256(published.PATH)
     return store.Provenance("analysis", {"resamples": resamples}, seed, inputs, store.code_digest(*PACKAGES))
 
 

@@ -1,8 +1,8 @@
 """What a capture costs beside the model's own forward pass: `python -m benchmarks.capture`.
 
-Timed on one document of each length, best of a few runs: the decoder's forward pass with its own sdpa attention and
-no logits; the whole capture of the document; and, inside it, the writing of its kv files. The ratio that the project
-holds itself to is (capture - writing) / forward <= 1.5 at 4,096 tokens of SmolLM2.
+Timed on one document of each length, best of a few runs: the decoder's forward pass with its own sdpa
+attention and no logits; the whole capture of the document; and, inside it, the writing of its kv files. The
+ratio that the project holds itself to is (capture - writing) / forward <= 1.5 at 4,096 tokens of SmolLM2.
 """
 
 import tempfile
@@ -16,7 +16,7 @@ import torch
 import typer
 
 from capture import checkpoints, documents, streaming
-from data import Provenance, Store
+from data import Provenance, Store, store
 from data.command_line import app, run
 from data.store import CHECKOUT
 
@@ -54,12 +54,11 @@ def main(
     def timed_write(*args: object) -> None:
         nonlocal written
         start = time.perf_counter()
-        streaming_write(*args)  # type: ignore[arg-type]  # the arguments of data.store.write, passed on
+        store.write(*args)  # type: ignore[arg-type]  # the arguments of data.store.write, passed on
         written += time.perf_counter() - start
 
-    streaming_write = streaming.write
     forwards, captures, writes = [], [], []
-    with tempfile.TemporaryDirectory() as folder, mock.patch.object(streaming, "write", timed_write):
+    with tempfile.TemporaryDirectory() as folder, mock.patch("capture.streaming.write", timed_write):
         provenance = Provenance("benchmark", {}, 0, {}, "")
 
         def capture() -> None:
@@ -75,7 +74,8 @@ def main(
             writes.append(written)
     best = min(range(repeats), key=lambda run: captures[run] - writes[run])
     ratio = (captures[best] - writes[best]) / min(forwards)
-    print(f"{source.label}, {length} tokens, {rows} positions a layer, {dtype} on {device}, {torch.get_num_threads()} threads")
+    threads = torch.get_num_threads()
+    print(f"{source.label}, {length} tokens, {rows} positions a layer, {dtype} on {device}, {threads} threads")
     print(f"forward pass           {min(forwards):8.2f} s")
     print(f"capture                {captures[best]:8.2f} s")
     print(f"  of it, writing kv    {writes[best]:8.2f} s")

@@ -1,0 +1,1 @@
+"""Attention rows of real models: exact queries, keys and values as the model used them (torch, transformers)."""

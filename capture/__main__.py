@@ -29,9 +29,7 @@ def main(
         typer.Option(help="Text file, or folder of *.txt; may be repeated.", show_default="Austen"),
     ] = [CHECKOUT / "data" / "text" / "austen-heldout.txt"],  # noqa: B006  typer reads it and copies it
     docs: Annotated[int, typer.Option(help="Documents: non-overlapping stretches of the text.")] = 12,
-    length: Annotated[
-        int | None, typer.Option(help="Tokens of a document.", show_default="the model's record")
-    ] = None,
+    length: Annotated[int | None, typer.Option(help="Tokens of a document.", show_default="the model's record")] = None,
     rows: Annotated[int, typer.Option(help="Positions drawn a document and layer, from 64 on.")] = 6,
     device: Annotated[str, typer.Option(help="Device, as torch names it: cpu, cuda, cuda:1.")] = "cpu",
     dtype: Annotated[str, typer.Option(help="float32, bfloat16 or float16.")] = "float32",

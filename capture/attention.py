@@ -1,9 +1,10 @@
 """The attention function and mask that a model runs with while it is captured: exact q, k, v as the model used them.
 
-transformers hands a registered attention function the queries and keys after QK-norm and RoPE and the values, KV
-heads unrepeated. It hands over no mask unless one is registered too, and then causality is gone without a word, so
-both are registered together here. The mask is kept as one interval of visible keys a query: the model's own mask
-rule is evaluated in blocks of queries, so that nothing of size N x N is ever held, whatever the document's length.
+transformers hands a registered attention function the queries and keys after QK-norm and RoPE and the values,
+KV heads unrepeated. It hands over no mask unless one is registered too, and then causality is gone without a
+word, so both are registered together here. The mask is kept as one interval of visible keys a query: the
+model's own mask rule is evaluated in blocks of queries, so that nothing of size N x N is ever held, whatever
+the document's length.
 """
 
 import itertools
@@ -22,11 +23,13 @@ from data import BadInput
 QUERY_BLOCK = 256  # queries whose mask (and, with a soft-cap, logits) are held at once
 PROBE_TOKENS = 256  # tokens on which the captured model is held against the model's own eager attention
 
-# Relative L2 distance of the last hidden states, captured against eager, above which the capture is refused: well
-# above rounding (float32: 1e-6; bf16: a few per cent over 30 layers), well below a dropped feature (0.1 to 1).
+# Relative L2 distance of the last hidden states, captured against eager, above which the capture is refused:
+# well above rounding (float32: 1e-6; bf16: a few per cent over 30 layers), well below a dropped feature (0.1
+# to 1).
 PROBE_TOLERANCE = {torch.float32: 1e-3, torch.float16: 5e-2, torch.bfloat16: 1e-1}
 
-# Tensors that a model may pass beside the mask without changing what attention computes; any other is refused.
+# Tensors that a model may pass beside the mask without changing what attention computes; any other is
+# refused.
 HARMLESS_TENSORS = {"position_ids", "cache_position"}
 
 _numbers = itertools.count()
@@ -37,9 +40,9 @@ class LayerAttention:
     """What one layer's attention saw and returned, as torch tensors of the model's dtype on the model's device.
 
     query (B, H, N, d) and key (B, K, N, d) after QK-norm and RoPE, value (B, K, N, dv), output (B, N, H, dv)
-    before the output projection. first, last (B, N): slots of the first and last key that each query sees; last <
-    first where the mask leaves a query nothing (padding). scale: factor of the logits. softcap: c of
-    c tanh(logit / c), or None. window: keys of the sliding window, or None.
+    before the output projection. first, last (B, N): slots of the first and last key that each query sees;
+    last < first where the mask leaves a query nothing (padding). scale: factor of the logits. softcap: c of c
+    tanh(logit / c), or None. window: keys of the sliding window, or None.
     """
 
     layer: int
@@ -66,8 +69,8 @@ class LayerAttention:
 def capturing(model: PreTrainedModel, on_layer: Callable[[LayerAttention], None]) -> Iterator[None]:
     """While open, every layer of the model calls on_layer once a forward pass; afterwards the model is as it was.
 
-    Run the model with use_cache=False. The tensors handed over are the model's own and not copies: take what is
-    needed and let go. Raises BadInput if the model's attention cannot be replaced. Source: ours.
+    Run the model with use_cache=False. The tensors handed over are the model's own and not copies: take what
+    is needed and let go. Raises BadInput if the model's attention cannot be replaced. Source: ours.
     """
     name = f"forced_weights_{next(_numbers)}"
     previous = model.config._attn_implementation
@@ -87,6 +90,7 @@ def capturing(model: PreTrainedModel, on_layer: Callable[[LayerAttention], None]
         AttentionMaskInterface._global_mapping.pop(name, None)
 
 
+@torch.inference_mode()
 def check_faithful(model: PreTrainedModel, ids: torch.Tensor) -> float:
     """Hold the captured model against its own eager attention on ids (1, N); the relative distance of their states.
 
@@ -159,9 +163,7 @@ def visible_intervals(
         first = torch.where(count > 0, first, kv_length)
         last = torch.where(count > 0, last, -1)
         if bool(((count > 0) & (last - first + 1 != count)).any()):
-            raise BadInput(
-                "a query's visible keys are not one interval: this kind of mask cannot be captured"
-            )
+            raise BadInput("a query's visible keys are not one interval: this kind of mask cannot be captured")
         if bool((last + kv_offset > rows).any()):
             raise BadInput("a query sees keys after its own: a mask that is not causal cannot be captured")
         blocks.append(torch.stack([first, last], dim=-1))
@@ -182,20 +184,14 @@ def _attend(
 ) -> tuple[torch.Tensor, None]:
     """The registered attention function: attention in row blocks, handed to on_layer with what went into it."""
     layer = int(module.layer_idx)  # type: ignore[arg-type]  # every attention module of transformers has it
-    unknown = sorted(
-        name for name, x in other.items() if isinstance(x, torch.Tensor) and name not in HARMLESS_TENSORS
-    )
+    unknown = sorted(name for name, x in other.items() if isinstance(x, torch.Tensor) and name not in HARMLESS_TENSORS)
     if unknown:
-        raise BadInput(
-            f"layer {layer}: attention takes {', '.join(unknown)}, which this capture does not know"
-        )
+        raise BadInput(f"layer {layer}: attention takes {', '.join(unknown)}, which this capture does not know")
     length = key.shape[2]
     if attention_mask is None or attention_mask.shape[1:] != (1, query.shape[2], 2):
         raise BadInput(f"layer {layer}: the model did not use the registered mask: it cannot be captured")
     if query.shape[2] != length:
-        raise BadInput(
-            f"layer {layer}: {query.shape[2]} queries over {length} keys: capture runs without a cache"
-        )
+        raise BadInput(f"layer {layer}: {query.shape[2]} queries over {length} keys: capture runs without a cache")
     first, last = attention_mask[:, 0, :, 0], attention_mask[:, 0, :, 1]
     scale = float(scaling) if scaling is not None else query.shape[-1] ** -0.5
     output = _attention(module, query, key, value, first, last, scale, softcap)
@@ -231,7 +227,8 @@ def _attention(
     slots = torch.arange(length, device=query.device)
     if softcap is None and bool((first == 0).all()) and bool((last == slots).all()):
         return sdpa_attention_forward(module, query, key, value, None, scaling=scale)[0]
-    # A query that sees nothing reads its own key, so that padding stays finite; no real query ever sees padding.
+    # A query that sees nothing reads its own key, so that padding stays finite; no real query ever sees
+    # padding.
     nothing = last < first
     first, last = torch.where(nothing, slots, first), torch.where(nothing, slots, last)
     blocks = []

@@ -7,9 +7,11 @@ import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from capture import packages
 from capture.families import (
     FAMILIES,
     GEMMA_270M_BEGINS,
@@ -21,25 +23,22 @@ from capture.families import (
 from data import BadInput
 from data.store import CHECKOUT, digest_of, sha256
 
-if (
-    TYPE_CHECKING
-):  # torch and transformers take seconds to import, and a run that finds all current needs neither
+if TYPE_CHECKING:  # torch and transformers take seconds to import, and a run that finds all current needs neither
     from transformers import PretrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+")
 HUB_FILES = ["*.safetensors", "*.json", "tokenizer.model", "*.txt"]
 HUB_TIMEOUT = 10.0  # seconds before a Hub that does not answer counts as not there
 LONGEST_DEFAULT = 2048  # tokens of a document where neither the user nor a record says
-DTYPES = ("float32", "bfloat16", "float16")
 
 
 @dataclass(frozen=True)
 class Source:
     """A checkpoint on this machine.
 
-    folder holds it; gguf is the name of its GGUF file there, or None for safetensors. label: its name in tables.
-    begins: as in families.Family; None where no record speaks. length: default tokens of a document. digest:
-    sha256 over the files that make the model and its tokenizer.
+    folder holds it; gguf is the name of its GGUF file there, or None for safetensors. label: its name in
+    tables. begins: as in families.Family; None where no record speaks. length: default tokens of a document.
+    digest: sha256 over the files that make the model and its tokenizer.
     """
 
     folder: Path
@@ -66,19 +65,14 @@ def find(model: str | None, checkpoint: str | None, gemma_terms: str | None = No
         )
     if checkpoint is None:
         if family is None:
-            raise BadInput(
-                f"no model: give --model ({', '.join(FAMILIES)}) or --checkpoint (a Hub name or a folder)"
-            )
-        if gemma_terms is None and family.folder is not None:
-            folder = CHECKOUT / "data" / "models" / family.folder
-            return _source(folder, None, family.label, family.begins, family.length)
-
-        from capture import packages  # only these two defaults come in packages
-
+            raise BadInput(f"no model: give --model ({', '.join(FAMILIES)}) or --checkpoint (a Hub name or a folder)")
         if gemma_terms is not None:
             folder = packages.gemma_folder(accept_terms=True)
             return _source(folder, None, GEMMA_270M_LABEL, GEMMA_270M_BEGINS, GEMMA_270M_LENGTH)
-        folder = packages.smollm2_folder()
+        if family.folder is None:
+            folder = packages.smollm2_folder()
+        else:
+            folder = CHECKOUT / "data" / "models" / family.folder
         return _source(folder, None, family.label, family.begins, family.length)
     folder, gguf, name = _locate(checkpoint)
     begins = next((known.hub_begins for known in FAMILIES.values() if known.hub == checkpoint), None)
@@ -95,8 +89,10 @@ def load_config(source: Source) -> PretrainedConfig:
     """The checkpoint's configuration: of its text part, where it has several."""
     from transformers import AutoConfig
 
+    if source.gguf is not None:
+        return _gguf_config(source.folder, source.gguf)
     with _readable(source):
-        config = AutoConfig.from_pretrained(source.folder, **_gguf(source))
+        config = AutoConfig.from_pretrained(source.folder)
         text: PretrainedConfig = config.get_text_config()
     return text
 
@@ -107,14 +103,17 @@ def load_tokenizer(source: Source) -> PreTrainedTokenizerBase:
 
     with _readable(source):
         tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(source.folder, **_gguf(source))
+        written = tokenizer("a", add_special_tokens=False).input_ids
+    if not written:  # transformers makes an empty tokenizer where the files are missing
+        raise BadInput(f"{source.folder}: no tokenizer there: expected the model's own (tokenizer.json)")
     return tokenizer
 
 
 def load_model(source: Source, device: str, dtype: str) -> PreTrainedModel:
     """The checkpoint's decoder, without its output matrix (no logits are needed), in eval mode.
 
-    dtype: float32, bfloat16 or float16. Raises BadInput if the weights are not whole (transformers would fill the
-    rest with random numbers), if they cannot be read, or if the device is not there.
+    dtype: float32, bfloat16 or float16. Raises BadInput if the weights are not whole (transformers would fill
+    the rest with random numbers), if they cannot be read, or if the device is not there.
     """
     import torch
     from transformers import AutoModelForCausalLM
@@ -123,8 +122,6 @@ def load_model(source: Source, device: str, dtype: str) -> PreTrainedModel:
     logging.disable_progress_bar()  # a second's bar, and ours follows
     logging.set_verbosity_error()  # what is missing is refused below, in one line
 
-    if dtype not in DTYPES:
-        raise BadInput(f"--dtype {dtype}: expected one of {', '.join(DTYPES)}")
     try:
         torch.empty(0, device=device)
     except (RuntimeError, AssertionError, NotImplementedError) as error:
@@ -178,13 +175,9 @@ def _from_hub(name: str) -> Path:
 
     try:
         revision = HfApi().model_info(name, timeout=HUB_TIMEOUT).sha
-        return Path(
-            snapshot_download(name, revision=revision, allow_patterns=HUB_FILES, etag_timeout=HUB_TIMEOUT)
-        )
+        return Path(snapshot_download(name, revision=revision, allow_patterns=HUB_FILES, etag_timeout=HUB_TIMEOUT))
     except GatedRepoError as error:
-        raise BadInput(
-            f"{name}: the Hub asks for a log-in and its terms accepted (`hf auth login`)"
-        ) from error
+        raise BadInput(f"{name}: the Hub asks for a log-in and its terms accepted (`hf auth login`)") from error
     except RepositoryNotFoundError as error:
         raise BadInput(f"{name}: no folder of that name here, and none on the Hub") from error
     except Exception as error:  # each HTTP library that the client may be built on has exceptions of its own
@@ -199,9 +192,7 @@ def _from_hub(name: str) -> Path:
 
 def _source(folder: Path, gguf: str | None, label: str, begins: str | None, length: int | None) -> Source:
     if gguf is None and not (folder / "config.json").is_file():
-        raise BadInput(
-            f"{folder}: no config.json: expected a model's folder (config, safetensors, tokenizer)"
-        )
+        raise BadInput(f"{folder}: no config.json: expected a model's folder (config, safetensors, tokenizer)")
     files = _files(folder, gguf)
     if not any(path.suffix in _WEIGHTS for path in files):
         raise BadInput(f"{folder}: no .safetensors there: expected a model's weights")
@@ -231,12 +222,7 @@ def _files(folder: Path, gguf: str | None) -> list[Path]:
 def _described(folder: Path, gguf: str | None) -> dict[str, Any]:
     """The configuration as a plain dictionary."""
     if gguf is not None:
-        from transformers import AutoConfig
-
-        try:
-            return dict(AutoConfig.from_pretrained(folder, gguf_file=gguf).to_dict())
-        except Exception as error:  # a broken file fails anywhere in the reader
-            raise BadInput(f"{folder / gguf}: not readable as a GGUF model ({_first_line(error)})") from error
+        return dict(_gguf_config(folder, gguf).to_dict())
     try:
         found = json.loads((folder / "config.json").read_text(encoding="utf-8"))
     except (ValueError, OSError) as error:
@@ -244,6 +230,17 @@ def _described(folder: Path, gguf: str | None) -> dict[str, Any]:
     if not isinstance(found, dict):
         raise BadInput(f"{folder / 'config.json'}: expected a JSON object")
     return found
+
+
+@lru_cache(maxsize=1)  # transformers takes seconds over it, and it is wanted twice
+def _gguf_config(folder: Path, gguf: str) -> PretrainedConfig:
+    from transformers import AutoConfig
+
+    try:
+        config: PretrainedConfig = AutoConfig.from_pretrained(folder, gguf_file=gguf)
+    except Exception as error:  # a broken file fails anywhere in the reader
+        raise BadInput(f"{folder / gguf}: not readable as a GGUF model ({_first_line(error)})") from error
+    return config
 
 
 @contextmanager

@@ -19,7 +19,8 @@ if TYPE_CHECKING:  # transformers takes seconds to import, and a run that finds 
 
 Ids = npt.NDArray[np.int64]
 
-# What marks a checkpoint that carries the embedded models' tokenizer, trained on by a user or copied elsewhere.
+# What marks a checkpoint that carries the embedded models' tokenizer, trained on by a user or copied
+# elsewhere.
 EMBEDDED_VOCABULARY, EMBEDDED_BEGINS, EMBEDDED_BEGINS_ID = 2048, "<s>", 1
 
 
@@ -42,10 +43,11 @@ def text_files(paths: Sequence[Path]) -> list[Path]:
 def begin_ids(tokenizer: PreTrainedTokenizerBase, model_type: str, begins: str | None) -> list[int]:
     """Ids that open every document of a model: none or one.
 
-    begins: the token that the model's record names ("" for none); None for a checkpoint without a record. Then
-    the rule is (ours): BOS if the tokenizer writes it by itself, or if all models of this architecture were
-    trained with it (BOS_ALWAYS), or if the checkpoint carries the embedded models' tokenizer; else nothing.
-    Raises BadInput if the token that the record names is not in the tokenizer, or BOS is wanted and not defined.
+    begins: the token that the model's record names ("" for none); None for a checkpoint without a record.
+    Then the rule is (ours): BOS if the tokenizer writes it by itself, or if all models of this architecture
+    were trained with it (BOS_ALWAYS), or if the checkpoint carries the embedded models' tokenizer; else
+    nothing. Raises BadInput if the token that the record names is not in the tokenizer, or BOS is wanted and
+    not defined.
     """
     if begins is not None:
         if not begins:
@@ -71,8 +73,8 @@ def cut(
 ) -> list[Ids]:
     """The first `docs` non-overlapping documents, (length,) int64 each: begin, then consecutive tokens of the text.
 
-    Files follow one another in the order given and are read only as far as needed. Raises BadInput if the text
-    is too short, with the tokens there are, the tokens needed, and how many documents would fit.
+    Files follow one another in the order given and are read only as far as needed. Raises BadInput if the
+    text is too short, with the tokens there are, the tokens needed, and how many documents would fit.
     """
     body = length - len(begin)
     tokens: list[int] = []

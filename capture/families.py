@@ -9,11 +9,11 @@ from data import BadInput
 class Family:
     """A family: its default model here, the paper's model, and what the capture must get right.
 
-    name: what the user types. model_types: transformers' names of the architecture. label: name of the default
-    model in tables and folders. folder: its folder in data/models; None: it comes in a package. hub: the model
-    the paper measured. length: default tokens of a document of the default model. begins, hub_begins: the token
-    that must open every document of the default and of the Hub model; "" means none. special: what the
-    architecture does to queries, keys or logits.
+    name: what the user types. model_types: transformers' names of the architecture. label: name of the
+    default model in tables and folders. folder: its folder in data/models; None: it comes in a package. hub:
+    the model the paper measured. length: default tokens of a document of the default model. begins,
+    hub_begins: the token that must open every document of the default and of the Hub model; "" means none.
+    special: what the architecture does to queries, keys or logits.
     """
 
     name: str
@@ -89,7 +89,7 @@ FAMILIES = {
     )
 }
 
-GEMMA_270M_LABEL = "gemma-3-270m-q4_k_m"  # the real model, for those who accept its terms
+GEMMA_270M_LABEL = "gemma-3-270m-Q4_K_M"  # the real model, for those who accept its terms
 GEMMA_270M_BEGINS = "<bos>"  # without it its loss rises from 3.63 to 4.60 and the sink goes
 GEMMA_270M_LENGTH = 2048
 

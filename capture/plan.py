@@ -22,9 +22,10 @@ if TYPE_CHECKING:  # transformers takes seconds to import, and a run that finds 
     from transformers import PretrainedConfig
 
 FIRST_POSITION = 64  # rows are drawn from here on: earlier ones have too few keys to choose among (P1)
-WRITING_SPEED = (
-    150e6  # bytes a second: compressing and writing kv on one core, for the estimate of time alone
-)
+DTYPES = ("float32", "bfloat16", "float16")
+WRITING_SPEED = 150e6  # bytes a second: compressing and writing kv on one core, for the estimate of time alone
+EFFICIENCY = 0.4  # share of a matrix product's speed that a whole model reaches, for the estimate of time alone
+LOADING = 5.0  # seconds that importing torch and loading a small model take, for the same
 LIBRARIES = 0.5e9  # bytes that Python with torch and transformers takes before any model is loaded
 GGUF_BYTES = 0.7  # bytes a parameter takes in a 4- to 5-bit GGUF file
 SLACK = 1.05  # room that table rows, tokens and file footers take beside kv, for the estimate of disk alone
@@ -75,6 +76,8 @@ def check(request: Request, source: Source) -> int:
         raise BadInput(f"--rows {request.rows}: expected at least 1")
     if request.seed < 0:
         raise BadInput(f"--seed {request.seed}: expected 0 or more")
+    if request.dtype not in DTYPES:
+        raise BadInput(f"--dtype {request.dtype}: expected one of {', '.join(DTYPES)}")
     if length < FIRST_POSITION + request.rows:
         raise BadInput(
             f"--length {length}: expected at least {FIRST_POSITION + request.rows}, as {request.rows} rows are drawn"
@@ -145,25 +148,26 @@ def estimate(shape: Shape, docs: int, length: int, dtype: str) -> Cost:
     size = 4 if dtype == "float32" else 2
     kv_layer = 2 * shape.kv_heads * length * shape.head_dim * 4
     disk = math.ceil(SLACK * docs * shape.layers * kv_layer)
-    attention = (
-        2 * shape.layers * shape.heads * shape.head_dim * length**2
-    )  # the lower triangle of two products
+    attention = 2 * shape.layers * shape.heads * shape.head_dim * length**2  # the lower triangle of two products
     operations = docs * (2 * max(shape.parameters - shape.embeddings, 0) * length + attention)
     working = 12 * length * shape.width * size + 6 * kv_layer
     return Cost(
         disk=disk,
         memory=math.ceil(LIBRARIES + shape.parameters * size + working),
-        seconds=operations / _matmul_speed() + disk / WRITING_SPEED,
+        seconds=LOADING + operations / (EFFICIENCY * _matmul_speed()) + disk / WRITING_SPEED,
     )
+
+
+def documents_of(number: int) -> str:
+    """1 document, 2 documents."""
+    return f"{number} document{'' if number == 1 else 's'}"
 
 
 def describe(cost: Cost, device: str) -> str:
     """The estimate for a person."""
     minutes = f"{cost.seconds / 60:.0f} min" if cost.seconds >= 90 else f"{math.ceil(cost.seconds)} s"
     when = f"{minutes} on this CPU" if device == "cpu" else f"time on {device} not estimated"
-    return (
-        f"about {_readable(cost.disk)} of disk before compression, {_readable(cost.memory)} of memory, {when}"
-    )
+    return f"about {_readable(cost.disk)} of disk before compression, {_readable(cost.memory)} of memory, {when}"
 
 
 def _matmul_speed() -> float:

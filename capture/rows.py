@@ -17,9 +17,9 @@ Floats = npt.NDArray[np.float32]
 Reals = npt.NDArray[np.float64]
 Indices = npt.NDArray[np.int64]
 
-# How far a row's output, recomputed in float64 from the stored q, k, v, may lie from the model's own before the
-# capture stops. Absolute in float32, as in P1 (2e-6 is typical); in the half precisions, whose rounding is larger,
-# units in the last place times the largest value that the row sees.
+# How far a row's output, recomputed in float64 from the stored q, k, v, may lie from the model's own before
+# the capture stops. Absolute in float32, as in P1 (2e-6 is typical); in the half precisions, whose rounding
+# is larger, units in the last place times the largest value that the row sees.
 FLOAT32_TOLERANCE = 4e-3
 HALF_TOLERANCE_ULPS = 4
 
@@ -29,8 +29,8 @@ class LayerRows:
     """The sampled rows of one layer of one document, and the keys and values that they read; positions are true.
 
     keys (K, n, d) and values (K, n, dv) float32: all n tokens of the document. positions (R,); first_keys and
-    n_keys (R,): what the mask shows each. queries (H, R, d) float32; weights[h][r] float32, as the model emits
-    them; differences (H, R): largest entry of |model's output - float64 output|.
+    n_keys (R,): what the mask shows each. queries (H, R, d) float32; weights[h][r] float32, as the model
+    emits them; differences (H, R): largest entry of |model's output - float64 output|.
     """
 
     layer: int
@@ -67,8 +67,8 @@ def take_rows(seen: LayerAttention, positions: Indices, batch: int = 0) -> Layer
     """The rows at these true positions (R,) of one batch element, checked; padding has no position.
 
     Raises BadInput if the layer's output is not finite, if a position is not in the document, or if a row's
-    output, recomputed in float64 from the stored float32 numbers, differs from the model's own by more than the
-    tolerance of the model's dtype.
+    output, recomputed in float64 from the stored float32 numbers, differs from the model's own by more than
+    the tolerance of the model's dtype.
     """
     document = seen.document(batch)
     output = seen.output[batch, document]

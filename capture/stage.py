@@ -24,19 +24,17 @@ if TYPE_CHECKING:  # torch takes seconds to import, and a run that finds all cur
 def capture(source: Source, request: Request, store: Store, dry_run: bool = False) -> None:
     """Bring the store up to date with the request: kv, tokens and rows of its documents, and no others of this model.
 
-    Memory is bounded by the model and one layer of one document. A document's files are put in place together, its
-    rows last, so a run that was stopped goes on with the first document that is not whole. Documents of this model
-    that other settings made, or beyond the number asked for, are removed once the first new document is whole (at
-    once if all are current): one model's rows are never a mixture. dry_run: check, estimate and print only.
-    Raises BadInput for whatever is wrong with the request, the text, the checkpoint or the model's output, and
-    OSError for a full disk; documents already in place are kept.
+    Memory is bounded by the model and one layer of one document. A document's files are put in place
+    together, its rows last, so a run that was stopped goes on with the first document that is not whole.
+    Documents of this model that other settings made, or beyond the number asked for, are removed once the
+    first new document is whole (at once if all are current): one model's rows are never a mixture. dry_run:
+    check, estimate and print only. Raises BadInput for whatever is wrong with the request, the text, the
+    checkpoint or the model's output, and OSError for a full disk; documents already in place are kept.
     """
     length = plan.check(request, source)
     wanted = plan.provenances(request, source, length)
-    pending = [
-        doc_id for doc_id, made in enumerate(wanted) if not plan.is_whole(store, source.label, doc_id, made)
-    ]
-    total = f"{source.label}: {len(wanted)} documents of {length} tokens, {request.rows} positions a layer"
+    pending = [doc_id for doc_id, made in enumerate(wanted) if not plan.is_whole(store, source.label, doc_id, made)]
+    total = f"{source.label}: {plan.documents_of(len(wanted))} of {length} tokens, {request.rows} positions a layer"
     if not pending:
         print(f"{total}: all current in {store.root}, nothing to do")
         if not dry_run:
@@ -53,9 +51,12 @@ def capture(source: Source, request: Request, store: Store, dry_run: bool = Fals
     tokenizer = checkpoints.load_tokenizer(source)
     begin = documents.begin_ids(tokenizer, source.model_type, source.begins)
     texts = documents.cut(request.text, tokenizer, begin, request.docs, length)
-    print(
-        f"{source.label}: documents begin with {tokenizer.convert_ids_to_tokens(begin) or 'the text itself'}"
-    )
+    highest = max(int(ids.max()) for ids in texts)
+    if highest >= config.vocab_size:
+        raise BadInput(
+            f"{source.folder}: its tokenizer gives id {highest}, its model knows {config.vocab_size}: they do not match"
+        )
+    print(f"{source.label}: documents begin with {tokenizer.convert_ids_to_tokens(begin) or 'the text itself'}")
     if dry_run:
         return
 
@@ -70,9 +71,7 @@ def capture(source: Source, request: Request, store: Store, dry_run: bool = Fals
     try:
         for doc_id in track(pending, len(pending), source.label):
             ids, made = texts[doc_id], wanted[doc_id]
-            found = capture_document(
-                model, ids, source.family, source.label, doc_id, request.rows, made, staging
-            )
+            found = capture_document(model, ids, source.family, source.label, doc_id, request.rows, made, staging)
             if doc_id == pending[0]:
                 _remove_others(store, source.label, wanted)
             tokens = documents.tokens_frame(source.label, doc_id, ids, tokenizer)
@@ -81,8 +80,8 @@ def capture(source: Source, request: Request, store: Store, dry_run: bool = Fals
     finally:
         shutil.rmtree(staging.root, ignore_errors=True)
     print(
-        f"{source.label}: {len(pending)} documents captured in {store.root}; worst difference between the model's"
-        f" output and the float64 recomputation: {worst:.2g} ({request.dtype})"
+        f"{source.label}: {plan.documents_of(len(pending))} captured in {store.root}; worst difference between the"
+        f" model's output and the float64 recomputation: {worst:.2g} ({request.dtype})"
     )
 
 

@@ -37,8 +37,8 @@ def capture_document(
 ) -> Captured:
     """Run the decoder over ids (N,) and write one kv file a layer into the store; the rows are returned.
 
-    n_rows positions a layer, drawn with the provenance's seed. Memory beside the model: one layer of the document,
-    and the rows. Raises BadInput as take_rows does, and if the device's memory is too small.
+    n_rows positions a layer, drawn with the provenance's seed. Memory beside the model: one layer of the
+    document, and the rows. Raises BadInput as take_rows does, and if the device's memory is too small.
     """
     frames: list[pl.DataFrame] = []
     kv: dict[int, str] = {}

@@ -6,7 +6,6 @@ import time
 from collections.abc import Iterable, Iterator
 from typing import TypeVar
 
-import click
 import typer
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
@@ -34,9 +33,9 @@ def run(application: typer.Typer, name: str) -> None:
         code = application(prog_name=f"python -m {name}", standalone_mode=False)
     except BadInput as error:
         _fail(name, str(error))
-    except click.exceptions.Abort:
+    except typer.Abort:
         sys.exit(130)
-    except click.ClickException as error:
+    except typer.TyperException as error:
         _fail(name, error.format_message())
     except KeyboardInterrupt:
         sys.exit(130)

@@ -1,6 +1,5 @@
 """Command line of the stage; see --help."""
 
-import os
 import sys
 from pathlib import Path
 from typing import Annotated
@@ -14,6 +13,7 @@ from enumerate import work
 from enumerate.rules import RULES, SEARCHES
 from enumerate.show import show as show_row
 from enumerate.user_rule import parse
+from enumerate.work import cores, parse_budgets
 
 application = app("Forced-weight optima of attention rows, and every rule beside them.")
 DataFolder = Annotated[Path, typer.Option("--data", help="Folder of the artefacts.")]
@@ -22,7 +22,7 @@ ROOT = Store().root
 
 @application.command()
 def optima(
-    s: Annotated[int, typer.Option("--s", help="Budget: keys that a subset keeps.")],
+    s: Annotated[str, typer.Option("--s", help="Budgets: keys that a subset keeps, such as 16 or 4,8,16,32.")],
     model: Annotated[str, typer.Option(help="Only this model or family; empty: all that were captured.")] = "",
     rows: Annotated[str, typer.Option(help="Your own rows: .npz or .parquet with weights and values.")] = "",
     rule: Annotated[str, typer.Option(help="Your own rule, FILE.py:FUNCTION, graded beside ours.")] = "",
@@ -31,8 +31,9 @@ def optima(
     workers: Annotated[int, typer.Option(help="Processes; 0: one per core.")] = 0,
     data: DataFolder = ROOT,
 ) -> None:
-    """Grade every rule on every row at one budget: top-mass, balancing, the pool optimum, and the rivals."""
+    """Grade every rule on every row at each budget: top-mass, balancing, the pool optimum, and the rivals."""
     store = Store(data)
+    budgets = parse_budgets(s)
     if search not in SEARCHES:
         raise BadInput(f"SEARCH={search}: expected {' or '.join(SEARCHES)}")
     if workers < 0:
@@ -40,22 +41,21 @@ def optima(
     if rows and model:
         raise BadInput("ROWS and MODEL together: expected one of them")
     documents = work.documents_in(Path(rows)) if rows else work.documents_of(store, model or None)
-    standard = work.Settings(s, search, None, drop_short)
-    short = work.check_budget(store, documents, standard)
-    if short:
-        print(f"enumerate s = {s}: {short} rows of fewer than {s} keys are left out")
-    jobs = [standard]
+    jobs = [work.Settings(budgets, search, None, drop_short)]
+    for budget, short in work.check_budgets(store, documents, jobs[0]).items():
+        if short:
+            print(f"enumerate: {short} rows of fewer than {budget} keys are left out at s = {budget}", flush=True)
     if rule:
-        jobs.append(work.Settings(s, search, parse(rule, RULES), drop_short))
-    cores = (
-        workers or len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else workers or os.cpu_count() or 1
-    )
+        jobs.append(work.Settings(budgets, search, parse(rule, RULES), drop_short))
     for job in jobs:
-        label = f"enumerate s = {s}" + (f", rule {job.rule.name}" if job.rule else "")
-        done = list(track(work.run(store, documents, job, cores), len(documents), label))
+        label = f"enumerate s = {', '.join(map(str, budgets))}" + (f", rule {job.rule.name}" if job.rule else "")
+        done = list(track(work.run(store, documents, job, workers or cores()), len(documents), label))
         fresh = sum(count > 0 for _, count in done)
         if fresh:
-            print(f"{label}: {sum(count for _, count in done)} rows of {fresh} documents graded", flush=True)
+            print(
+                f"{label}: {sum(count for _, count in done)} (row, budget) pairs of {fresh} documents graded",
+                flush=True,
+            )
         else:
             print(f"{label}: everything is current ({len(documents)} documents)", flush=True)
 

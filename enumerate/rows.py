@@ -1,5 +1,6 @@
 """Where rows come from: captured tables, or a file of the user's own weights and values."""
 
+import zipfile
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -103,7 +104,7 @@ def _from_npz(path: Path) -> list[dict[str, Any]]:
     try:
         with np.load(path, allow_pickle=False) as file:
             arrays = {name: file[name] for name in file.files}
-    except (OSError, ValueError, EOFError, KeyError) as error:
+    except (OSError, ValueError, EOFError, KeyError, zipfile.BadZipFile) as error:
         raise BadInput(f"{path}: not readable as .npz ({error}); expected arrays weights and values") from error
     for name in ("weights", "values"):
         if name not in arrays:

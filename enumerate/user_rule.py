@@ -12,6 +12,8 @@ from data import BadInput
 from enumerate.rows import RowToGrade
 from solvers.problem import Indices
 
+RESERVED = ("standard", "facts")  # folders of the store beside which a user's rule gets its own
+
 
 @dataclass(frozen=True)
 class UserRule:
@@ -33,8 +35,8 @@ def parse(spec: str, taken: tuple[str, ...]) -> UserRule:
         raise BadInput(f"RULE={spec}: expected FILE.py:FUNCTION")
     if not Path(file).is_file():
         raise BadInput(f"RULE={spec}: there is no file {file}")
-    if function in taken:
-        raise BadInput(f"RULE={spec}: {function} is the name of a rule of ours; expected another name")
+    if function in (*taken, *RESERVED):
+        raise BadInput(f"RULE={spec}: {function} is a name of ours; expected another")
     rule = UserRule(Path(file).resolve(), function)
     load(rule)
     return rule

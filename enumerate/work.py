@@ -14,7 +14,7 @@ import numpy as np
 import polars as pl
 
 from data import BadInput, Provenance, Store
-from data.schema import ROW_FACTS, ROWS, SUBSETS
+from data.schema import ROW_FACTS, ROWS, SUBSETS, Table
 from data.store import code_digest, is_current, read, sha256, write
 from enumerate.rows import RowToGrade, captured_rows, own_rows
 from enumerate.rules import Graded, grade, grade_user
@@ -29,9 +29,9 @@ OWN_ROWS_AT_A_TIME = 64  # rows of a user's file that one worker takes
 
 @dataclass(frozen=True)
 class Settings:
-    """What a user sets: the budget, the search, a rule of one's own, and whether short rows are left out."""
+    """What a user sets: the budgets, the search, a rule of one's own, and whether short rows are left out."""
 
-    s: int
+    budgets: tuple[int, ...]
     search: str
     rule: UserRule | None = None
     drop_short: bool = False
@@ -48,10 +48,26 @@ class Document:
 
 @dataclass(frozen=True)
 class Piece:
-    """What one worker takes: one layer of a captured document, or some rows of a user's file."""
+    """What one worker takes: one layer of a captured document, or some rows of a user's file, at some budgets."""
 
     document: Document
     part: int
+    budgets: tuple[int, ...]
+
+
+def parse_budgets(text: str) -> tuple[int, ...]:
+    """Budgets from "16" or "4,8,16,32" (commas or spaces), ascending; raises BadInput for anything else."""
+    parts = text.replace(",", " ").split()
+    if not parts or not all(part.isdecimal() and int(part) >= 1 for part in parts):
+        raise BadInput(f"S={text}: expected a whole number of at least 1, or several such as 4,8,16,32")
+    return tuple(sorted({int(part) for part in parts}))
+
+
+def cores() -> int:
+    """Cores that this process may use."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
 
 
 def documents_of(store: Store, model: str | None) -> list[Document]:
@@ -73,48 +89,51 @@ def documents_in(path: Path) -> list[Document]:
     return [Document(rows[0].model, doc_id, path) for doc_id in sorted({row.doc_id for row in rows})]
 
 
-def check_budget(store: Store, documents: list[Document], settings: Settings) -> int:
-    """How many rows are too short for s; raises BadInput that names the shortest unless they are to be left out."""
-    short, total, shortest = 0, 0, ("", 1 << 62)
-    for document in documents:
-        for row_id, n_keys in _lengths(store, document):
-            total += 1
-            short += n_keys < settings.s
-            shortest = min(shortest, (row_id, n_keys), key=lambda pair: pair[1])
-    if settings.s < 1:
-        raise BadInput(f"S={settings.s}: expected at least 1")
-    if short == total or (short and not settings.drop_short):
-        raise BadInput(
-            f"S={settings.s}: {short} of {total} rows have fewer keys, {shortest[0]} only {shortest[1]}:"
-            f" expected S <= {shortest[1]}" + ("" if short == total else ", or --drop-short to leave such rows out")
-        )
+def check_budgets(store: Store, documents: list[Document], settings: Settings) -> dict[int, int]:
+    """Per budget, how many rows are too short for it.
+
+    Raises BadInput that names the shortest row unless short rows are to be left out and some are long enough.
+    """
+    lengths = [pair for document in documents for pair in _lengths(store, document)]
+    shortest, fewest = min(lengths, key=lambda pair: pair[1])
+    short = {s: sum(n_keys < s for _, n_keys in lengths) for s in settings.budgets}
+    for s, count in short.items():
+        if count == len(lengths) or (count and not settings.drop_short):
+            hint = "" if count == len(lengths) else ", or --drop-short to leave such rows out"
+            raise BadInput(
+                f"S={s}: {count} of {len(lengths)} rows have fewer keys of positive weight, {shortest} only {fewest}:"
+                f" expected S <= {fewest}{hint}"
+            )
     return short
 
 
 def run(store: Store, documents: list[Document], settings: Settings, workers: int) -> Iterator[tuple[Document, int]]:
-    """Grade every stale document; yields each with its number of rows once its files are in place (0: was current).
+    """Grade every stale document; yields each with the rows graded once its files are in place (0: was current).
 
     Raises BadInput if a worker dies; documents already done stay.
     """
     code = code_digest("data", "solvers", "enumerate")
     inputs = {document: _inputs(store, document, settings) for document in documents}
-    stale = []
+    stale = {
+        document: tuple(
+            s for s in settings.budgets if not _is_done(store, document, settings, s, inputs[document], code)
+        )
+        for document in documents
+    }
+    pieces = {document: _pieces(store, document, budgets) for document, budgets in stale.items() if budgets}
     for document in documents:
-        if _is_done(store, document, settings, inputs[document], code):
+        if document not in pieces:
             yield document, 0
-        else:
-            stale.append(document)
-    pieces = {document: _pieces(store, document) for document in stale}
-    if not stale:
+    if not pieces:
         return
     # A spawned worker must not inherit threads: its BLAS uses one, since the workers fill the cores.
-    for variable in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
+    for variable in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "POLARS_MAX_THREADS"):
         os.environ.setdefault(variable, "1")
-    done: dict[Document, dict[int, list[pl.DataFrame]]] = defaultdict(dict)
+    done: dict[Document, dict[int, list[Grades]]] = defaultdict(dict)
     pool = ProcessPoolExecutor(workers, mp_context=multiprocessing.get_context("spawn"))
     try:
-        futures: dict[Future[list[pl.DataFrame]], Piece] = {
-            pool.submit(work, store, piece, settings): piece for document in stale for piece in pieces[document]
+        futures: dict[Future[list[Grades]], Piece] = {
+            pool.submit(work, store, piece, settings): piece for parts in pieces.values() for piece in parts
         }
         for future in as_completed(futures):
             piece = futures.pop(future)
@@ -122,9 +141,12 @@ def run(store: Store, documents: list[Document], settings: Settings, workers: in
             done[document][piece.part] = future.result()
             if len(done[document]) == len(pieces[document]):
                 parts = done.pop(document)
-                frames = [pl.concat(group) for group in zip(*(parts[part] for part in sorted(parts)), strict=True)]
-                _put(store, document, settings, inputs[document], code, frames)
-                yield document, frames[-1].height
+                graded = 0
+                for k, s in enumerate(stale[document]):
+                    grades = [parts[part][k] for part in sorted(parts)]
+                    _put(store, document, settings, s, inputs[document], code, grades)
+                    graded += sum(each.rows for each in grades)
+                yield document, graded
     except BrokenProcessPool as error:
         raise BadInput(
             "a worker process died (out of memory, or killed): finished documents are kept; run the command again"
@@ -133,28 +155,46 @@ def run(store: Store, documents: list[Document], settings: Settings, workers: in
         pool.shutdown(wait=True, cancel_futures=True)
 
 
-def work(store: Store, piece: Piece, settings: Settings) -> list[pl.DataFrame]:
-    """Grade one piece: frames of the subsets (standard or the user's rule) and, for the standard rules, the facts."""
+@dataclass(frozen=True, eq=False)
+class Grades:
+    """What one piece gives at one budget: subsets, and the facts that go with the standard rules."""
+
+    rows: int
+    subsets: pl.DataFrame
+    facts: pl.DataFrame | None
+
+
+def work(store: Store, piece: Piece, settings: Settings) -> list[Grades]:
+    """Grade one piece at each of its budgets."""
     rule = settings.rule
     function = None if rule is None else load(rule)
-    graded: list[tuple[RowToGrade, Graded]] = []
-    facts: list[dict[str, object]] = []
+    graded: dict[int, list[tuple[RowToGrade, Graded]]] = {s: [] for s in piece.budgets}
+    facts: dict[int, list[dict[str, object]]] = {s: [] for s in piece.budgets}
+    rows = dict.fromkeys(piece.budgets, 0)
     leverages: dict[tuple[int, int, int], Reals] = {}
     for row in _rows(store, piece):
-        if row.instance.n < settings.s:
-            continue
-        row.instance.check_budget(settings.s)
-        if rule is not None and function is not None:
-            began = time.perf_counter()
-            kept = apply(rule, function, row, settings.s)
-            graded.append((row, grade_user(row.instance, rule.name, kept, time.perf_counter() - began)))
-            continue
-        if row.keys is not None and row.keys_id not in leverages:
+        if row.keys is not None and rule is None and row.keys_id not in leverages:
             leverages[row.keys_id] = leverage_scores(row.keys)
-        graded.extend((row, one) for one in grade(row, settings.s, settings.search, leverages.get(row.keys_id)))
-        facts.append(facts_of(row, settings.s))
-    frames = [_subsets_frame(graded, settings.s)]
-    return frames if rule is not None else [*frames, pl.DataFrame(facts, schema=_schema_of_facts())]
+        for s in piece.budgets:
+            if row.instance.n_positive < s:
+                continue
+            rows[s] += 1
+            if rule is not None and function is not None:
+                began = time.perf_counter()
+                kept = apply(rule, function, row, s)
+                graded[s].append((row, grade_user(row.instance, rule.name, kept, time.perf_counter() - began)))
+            else:
+                found = grade(row, s, settings.search, leverages.get(row.keys_id))
+                graded[s].extend((row, one) for one in found)
+                facts[s].append(facts_of(row, s))
+    return [
+        Grades(
+            rows[s],
+            _subsets_frame(graded[s], s),
+            pl.DataFrame(facts[s], schema=_schema_of(ROW_FACTS)) if rule is None else None,
+        )
+        for s in piece.budgets
+    ]
 
 
 def facts_of(row: RowToGrade, s: int) -> dict[str, object]:
@@ -187,12 +227,12 @@ def _rows(store: Store, piece: Piece) -> Iterator[RowToGrade]:
     yield from mine[piece.part * OWN_ROWS_AT_A_TIME : (piece.part + 1) * OWN_ROWS_AT_A_TIME]
 
 
-def _pieces(store: Store, document: Document) -> list[Piece]:
+def _pieces(store: Store, document: Document, budgets: tuple[int, ...]) -> list[Piece]:
     if document.source is None:
         layers = read(ROWS, store.rows(document.model, document.doc_id), ["layer"])["layer"].unique().sort()
-        return [Piece(document, int(layer)) for layer in layers]
+        return [Piece(document, int(layer), budgets) for layer in layers]
     count = sum(row.doc_id == document.doc_id for row in own_rows(document.source))
-    return [Piece(document, part) for part in range(-(-count // OWN_ROWS_AT_A_TIME))]
+    return [Piece(document, part, budgets) for part in range(-(-count // OWN_ROWS_AT_A_TIME))]
 
 
 def _lengths(store: Store, document: Document) -> list[tuple[str, int]]:
@@ -215,41 +255,40 @@ def _inputs(store: Store, document: Document, settings: Settings) -> dict[str, s
     return found
 
 
-def _provenance(settings: Settings, inputs: dict[str, str], code: str) -> Provenance:
+def _provenance(settings: Settings, s: int, inputs: dict[str, str], code: str) -> Provenance:
     rule = None if settings.rule is None else settings.rule.name
-    parameters = {"s": settings.s, "search": settings.search, "rule": rule, "drop_short": settings.drop_short}
+    parameters = {"s": s, "search": settings.search, "rule": rule, "drop_short": settings.drop_short}
     return Provenance(COMMAND, parameters, 0, inputs, code)
 
 
-def _paths(store: Store, document: Document, settings: Settings) -> list[Path]:
-    if settings.rule is not None:
-        return [store.subsets(document.model, settings.s, settings.rule.name, document.doc_id)]
-    return [
-        store.subsets(document.model, settings.s, STANDARD, document.doc_id),
-        store.facts(document.model, settings.s, document.doc_id),
-    ]
+def _subsets_path(store: Store, document: Document, settings: Settings, s: int) -> Path:
+    rules = STANDARD if settings.rule is None else settings.rule.name
+    return store.subsets(document.model, s, rules, document.doc_id)
 
 
-def _is_done(store: Store, document: Document, settings: Settings, inputs: dict[str, str], code: str) -> bool:
-    provenance = _provenance(settings, inputs, code)
-    tables = (SUBSETS, ROW_FACTS)
-    paths = _paths(store, document, settings)
-    return all(is_current(table, path, provenance) for table, path in zip(tables, paths, strict=False))
+def _is_done(store: Store, document: Document, settings: Settings, s: int, inputs: dict[str, str], code: str) -> bool:
+    provenance = _provenance(settings, s, inputs, code)
+    facts = store.facts(document.model, s, document.doc_id)
+    whole = settings.rule is not None or is_current(ROW_FACTS, facts, provenance)
+    return whole and is_current(SUBSETS, _subsets_path(store, document, settings, s), provenance)
 
 
 def _put(
     store: Store,
     document: Document,
     settings: Settings,
+    s: int,
     inputs: dict[str, str],
     code: str,
-    frames: list[pl.DataFrame],
+    grades: list[Grades],
 ) -> None:
-    provenance = _provenance(settings, inputs, code)
-    paths = _paths(store, document, settings)
+    provenance = _provenance(settings, s, inputs, code)
     # Facts go first: a subsets file in place then says that the document is whole.
-    for table, path, frame in reversed(list(zip((SUBSETS, ROW_FACTS), paths, frames, strict=False))):
-        write(table, frame, path, provenance)
+    facts = [each.facts for each in grades if each.facts is not None]
+    if facts:
+        write(ROW_FACTS, pl.concat(facts), store.facts(document.model, s, document.doc_id), provenance)
+    subsets = pl.concat([each.subsets for each in grades])
+    write(SUBSETS, subsets, _subsets_path(store, document, settings, s), provenance)
 
 
 def _subsets_frame(graded: list[tuple[RowToGrade, Graded]], s: int) -> pl.DataFrame:
@@ -272,9 +311,9 @@ def _subsets_frame(graded: list[tuple[RowToGrade, Graded]], s: int) -> pl.DataFr
             "nodes": pl.Series([one.nodes for one in ones], dtype=pl.Int64),
             "seconds": [one.seconds for one in ones],
         },
-        schema={name: column.dtype for name, column in SUBSETS.columns.items()},
+        schema=_schema_of(SUBSETS),
     )
 
 
-def _schema_of_facts() -> dict[str, pl.DataType]:
-    return {name: column.dtype for name, column in ROW_FACTS.columns.items()}
+def _schema_of(table: Table) -> dict[str, pl.DataType]:
+    return {name: column.dtype for name, column in table.columns.items()}

@@ -12,13 +12,14 @@ from figures.report import write_report
 
 DataOption = Annotated[Path, typer.Option("--data", help="Folder of the analysis' tables (data/fits) and the rows.")]
 OutOption = Annotated[Path, typer.Option("--out", help="Folder for figures/ and report.html.")]
+ROOT = Store().root
 application = app("Draw the figures as PNG and PDF with their data as CSV; `report` also writes the page.")
 
 
 @application.callback(invoke_without_command=True)
 def figures(
     context: typer.Context,
-    data: DataOption = Store().root,
+    data: DataOption = ROOT,
     out: OutOption = Path("out"),
 ) -> None:
     """Draw every figure into OUT/figures: PNG, PDF and CSV; figures that are current are left alone."""

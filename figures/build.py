@@ -9,11 +9,11 @@ from pathlib import Path
 import polars as pl
 from matplotlib.figure import Figure
 
+from data import published
 from data.schema import Table
-from data.store import CHECKOUT, Store, code_digest, sha256, write_bytes, write_text
+from data.store import Store, code_digest, sha256, write_bytes, write_text
 from figures import ceiling, flat_map, penalty, roc, rules, style
 
-PUBLISHED_FILE = CHECKOUT / "data" / "published.toml"
 _LEDGER = "made-from.json"  # beside the figures: what each was made from, and the sha256 of its files
 
 
@@ -40,7 +40,9 @@ PICTURES = tuple(
 
 
 def build(store: Store, folder: Path) -> list[str]:
-    """Draw what is not current into folder and return the stems drawn; raises BadInput before a bad input's file.
+    """Draw what is not current into folder and return the stems drawn.
+
+    Raises BadInput for a table that is missing or not readable; figures made before it stay.
 
     A figure is current if its tables, the published numbers and our code are the same as when it was drawn, and
     its files are still those that were written.
@@ -49,7 +51,7 @@ def build(store: Store, folder: Path) -> list[str]:
     code = code_digest("data", "analysis", "figures")
     drawn = []
     for picture in PICTURES:
-        made_from = {"code": code, "published": sha256(PUBLISHED_FILE)}
+        made_from = {"code": code, "published": sha256(published.PATH)}
         made_from |= {t.name: sha256(store.fit(t.name)) for t in picture.inputs if store.fit(t.name).is_file()}
         if ledger.get(picture.stem) == {"made_from": made_from, "files": _digests(folder, picture.stem)}:
             continue

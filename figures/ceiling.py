@@ -1,6 +1,8 @@
 """The ceiling: what the best subset of the candidate set leaves of top-mass's error, per model and budget."""
 
 import math
+from itertools import pairwise
+from typing import Any
 
 import polars as pl
 from matplotlib.axes import Axes
@@ -15,6 +17,10 @@ from figures.fits import fit
 
 INPUTS = (CEILING,)
 _FLOOR, _CAP, _BALANCING = style.LOOKS[0].colour, "#8a2f3b", "#d98c21"
+_RIM: dict[str, Any] = {
+    "markeredgecolor": style.INK,
+    "markeredgewidth": 0.5,
+}  # sets the mark off from the bar behind it in grey
 _GAP = 1.2  # empty places between two models' groups
 
 
@@ -22,7 +28,7 @@ def table(store: Store) -> pl.DataFrame:
     """Errors as fractions of top-mass's, a row per model and budget (Unit 1; top-mass is 1, dense is 0).
 
     floor = 1 - median c-hat, its 95% interval (null below ten documents) and the quartiles of 1 - c-hat over
-    rows; cap = 1 - the median that c-hat would have if as many optima improved as were published (P1, App. B);
+    rows; cap = 1 - the median that c-hat would have if as many optima improved as were published (P1);
     balancing = 1 - its median closure.
     """
     share = {
@@ -106,20 +112,22 @@ def _marks(axes: Axes, frame: pl.DataFrame, places: list[float], small: bool) ->
         if _known(row["cap"]):
             axes.plot(x, row["cap"], "v", color=_CAP, markersize=3 * size, markerfacecolor="white", markeredgewidth=0.7)
         if _known(row["balancing"]):
-            axes.plot(x, row["balancing"], "o", color=_BALANCING, markersize=2.4 * size, markeredgewidth=0)
+            axes.plot(x, row["balancing"], "o", color=_BALANCING, markersize=2.8 * size, **_RIM)
 
 
 def _handles(frame: pl.DataFrame) -> list[Line2D]:
     """The legend's entries, only for what is in the frame."""
-    handles = [Line2D([], [], color=_FLOOR, marker="_", linestyle="none", markeredgewidth=1.6, label="floor: best known subset")]
+
+    def mark(label: str, colour: str, marker: str, **more: Any) -> Line2D:
+        return Line2D([], [], label=label, color=colour, marker=marker, linestyle="none", **more)
+
+    handles = [mark("floor: best known subset", _FLOOR, "_", markeredgewidth=1.6)]
     if frame["floor_low"].is_not_null().any():
         handles.append(Line2D([], [], color=_FLOOR, linewidth=3, alpha=0.45, label="95% interval of the floor"))
     handles.append(Line2D([], [], color=style.MUTED, linewidth=0.7, label="middle half of the rows"))
-    handles.append(Line2D([], [], color=_BALANCING, marker="o", linestyle="none", markersize=3, label="balancing selector"))
+    handles.append(mark("balancing selector", _BALANCING, "o", markersize=3, **_RIM))
     if frame["cap"].is_not_null().any():
-        handles.append(
-            Line2D([], [], color=_CAP, marker="v", markerfacecolor="white", linestyle="none", markersize=3.5, label="cap (published share)")
-        )
+        handles.append(mark("cap (published share)", _CAP, "v", markersize=3.5, markerfacecolor="white"))
     return handles
 
 
@@ -145,7 +153,7 @@ def _spans(frame: pl.DataFrame, places: list[float]) -> list[tuple[float, float]
 def _boundaries(frame: pl.DataFrame, places: list[float]) -> list[tuple[float, float]]:
     """Last place of each model and first place of the next."""
     spans = _spans(frame, places)
-    return [(left[1], right[0]) for left, right in zip(spans, spans[1:], strict=False)]
+    return [(left[1], right[0]) for left, right in pairwise(spans)]
 
 
 def _lowest(frame: pl.DataFrame) -> float:

@@ -2,14 +2,16 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import polars as pl
 
+from data.published import Published
 from data.schema import ROW_FACTS, ROWS
 from data.store import Store, footer, read_all
 from figures import style
-from figures.page_tables import NONE, Cell, PageTable, estimate, number, percent, span
-from figures.published_values import Published, lookup
+from figures.page_tables import Cell, PageTable, estimate, number, percent, span
+from figures.published_values import nearest
 
 
 @dataclass(frozen=True)
@@ -31,6 +33,7 @@ QUANTITIES = (
     Quantity("rows that gain at least 10%", "share", "ceiling", "share", 1, True),
     Quantity("κ̂, median", "kappa", "ceiling", "kappa"),
     Quantity("κ̂, 99th percentile", "kappa_p99", "ceiling", "kappa_p99", 2),
+    Quantity("balancing recovery, median", "recovery", "ceiling", "recovery", 2),
     Quantity("balancing closure, median", "closure", "ceiling", "closure"),
     Quantity("balancing reaches the pool optimum", "balancing_exact", "ceiling", "balancing_exact", 1, True),
     Quantity("AUC of dropped mass", "auc", "predictor", "auc", 2, only=("statistic", "dropped_mass")),
@@ -39,9 +42,7 @@ QUANTITIES = (
     Quantity("geometric over top-mass", "geo_ratio", "rules", "ratio", 2, only=("rule", "geometric")),
     Quantity("leverage over top-mass", "leverage_ratio", "rules", "ratio", 1, only=("rule", "leverage")),
     Quantity("π̂, median (fully corrective)", "penalty", "penalty", "penalty", 2, only=("estimate", "fully_corrective")),
-    Quantity(
-        "π̂, 99th percentile", "penalty_p99", "penalty", "penalty_p99", 2, only=("estimate", "fully_corrective")
-    ),
+    Quantity("π̂, 99th percentile", "penalty_p99", "penalty", "penalty_p99", 2, only=("estimate", "fully_corrective")),
 )
 
 
@@ -59,7 +60,7 @@ def compare(store: Store, tables: Mapping[str, pl.DataFrame]) -> Comparison:
     Raises BadInput if a stored file is not readable.
     """
     ceiling = style.in_order(tables["ceiling"], "s")
-    model = str(ceiling["model"][0])
+    family, model = style.models(ceiling)[0]
     length, n_rows = _length(store, model), int(ceiling["n_rows"][0])
     found = {**tables, "facts": _facts(store)}
     rows: list[list[Cell]] = []
@@ -71,47 +72,66 @@ def compare(store: Store, tables: Mapping[str, pl.DataFrame]) -> Comparison:
         part = []
         for record in ours.filter(pl.col("model") == model).sort("s").iter_rows(named=True):
             s = int(record["s"])
-            published = lookup(quantity.key, s)
+            published = nearest(quantity.key, s, family)
             if published is not None:
                 others = ours.filter((pl.col("model") != model) & (pl.col("s") == s))
                 part.append((s, record, others, published))
         if not part:
             continue
         groups.append(len(rows))
-        one_place = len({published.where for *_, published in part}) == 1
+        there = [published for *_, published in part]
+        one_place = len({(one.model, one.place) for one in there}) == 1
+        differs = Cell(_differs(there[0], length, n_rows), f"There: {there[0].condition}", len(part), text=True)
         for place, (s, record, others, published) in enumerate(part):
-            write = percent if quantity.share else number
-            mine = (
-                estimate(record, quantity.column, quantity.digits, quantity.share)
-                if f"{quantity.column}_low" in record
-                else Cell(write(record[quantity.column], quantity.digits))
-            )
-            named = [Cell(quantity.name, rows=len(part), text=True)] if place == 0 else []
-            where = [Cell(published.where, rows=len(part) if one_place else 1, text=True)]
-            last = [Cell(_differs(part[0][3], model, length, n_rows), rows=len(part), text=True)] if place == 0 else []
+            first = place == 0
+            where = Cell(published.model, published.place, len(part) if one_place else 1, text=True)
             rows.append(
                 [
-                    *named,
+                    *([Cell(quantity.name, rows=len(part), text=True)] if first else []),
                     Cell(str(s)),
-                    mine,
+                    _ours(record, quantity),
                     Cell(span(others[quantity.column].to_list(), quantity.digits, quantity.share)),
-                    Cell(write(published.value, quantity.digits)),
-                    *(where if place == 0 or not one_place else []),
-                    *last,
+                    Cell(_theirs(published, quantity)),
+                    *([where] if first or not one_place else []),
+                    *([differs] if first else []),
                 ]
             )
-    headings = ["quantity", "s", model, "our other models", "published", "published for, in", "what differs"]
+    headings = ["quantity", "s", model, "our other models", "published", "published for", "what differs"]
     note = (
-        "Published values are the paper’s (arXiv 2608.25230), not ours; where a value is given for several models we"
-        " show the nearest one. They were measured on larger models, so look at sizes and trends."
+        "Published values are those of the paper (P1, arXiv 2608.25230), not ours; where it gives several, the family's"
+        " own model comes first, then the pooled one, then its reference model. It measured larger models, other text:"
+        " sizes and trends can be compared, digits cannot."
     )
     return Comparison(PageTable(headings, rows, groups), note)
 
 
-def _differs(published: Published, model: str, length: int | None, n_rows: int) -> str:
-    """What is not the same on the two sides, in a few words."""
-    tokens = f"{length:,} tokens a document, not {published.tokens}" if length else f"{published.tokens} tokens there"
-    return f"model {model}, not {published.model}; {tokens}; our text, not {published.text}; {n_rows:,} rows a budget, not {published.rows}"
+def _ours(record: Mapping[str, Any], quantity: Quantity) -> Cell:
+    """Our number, with its interval where the table has one."""
+    if f"{quantity.column}_low" in record:
+        return estimate(record, quantity.column, quantity.digits, quantity.share)
+    return Cell(_written(record[quantity.column], quantity))
+
+
+def _theirs(published: Published, quantity: Quantity) -> str:
+    """The published value, or its range."""
+    if published.value is not None:
+        return _written(published.value, quantity)
+    return " to ".join(_written(end, quantity) for end in (published.low, published.high))
+
+
+def _written(value: object, quantity: Quantity) -> str:
+    return percent(value, quantity.digits) if quantity.share else number(value, quantity.digits)
+
+
+def _differs(published: Published, length: int | None, n_rows: int) -> str:
+    """What is not the same on the two sides: the model (named beside it), tokens, text and rows, as far as stated."""
+    parts = ["the model"]
+    if length is not None and published.tokens is not None:
+        parts.append(f"{length:,} tokens a document, not {published.tokens:,}")
+    if published.text:
+        parts.append(f"our text, not {published.text}")
+    parts.append(f"{n_rows:,} rows, {f'not {published.rows}' if published.rows else 'theirs not stated'}")
+    return "; ".join(parts)
 
 
 def _length(store: Store, model: str) -> int | None:

@@ -11,9 +11,7 @@ def fit(store: Store, table: Table) -> pl.DataFrame:
     """One table of the analysis, whole; raises BadInput if it is missing, not readable or empty."""
     path = store.fit(table.name)
     if not path.is_file():
-        raise BadInput(
-            f"{path}: no such file: expected table {table.name}, which the analysis writes (make analysis)"
-        )
+        raise BadInput(f"{path}: no such file: expected table {table.name}, which the analysis writes (make analysis)")
     frame = read(table, path)
     if frame.is_empty():
         raise BadInput(f"{path}: table {table.name} has no rows: expected at least one model and budget")

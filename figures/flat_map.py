@@ -1,4 +1,4 @@
-"""The map: median dropped mass and median kappa-hat of every layer and head, flat cells marked (P1, section 5)."""
+"""The map: median dropped mass and median kappa-hat of every layer and head, flat cells marked (P1)."""
 
 import math
 
@@ -8,6 +8,7 @@ from matplotlib import colormaps
 from matplotlib.axes import Axes
 from matplotlib.colors import Normalize
 from matplotlib.figure import Figure
+from matplotlib.image import AxesImage
 
 from data.schema import MAP
 from data.store import Store
@@ -49,7 +50,7 @@ def draw(frame: pl.DataFrame, figure: Figure) -> None:
             image, ax=list(line), aspect=22, pad=0.015, extend="max" if column == "kappa" else "neither"
         )
         bar.set_label(label)
-        bar.outline.set_linewidth(0.4)  # type: ignore[operator]
+        bar.outline.set_linewidth(0.4)
         if column == "dropped_mass":
             bar.ax.axhline(0.25, color="white", linewidth=1.2)
     figure.supxlabel(
@@ -58,7 +59,7 @@ def draw(frame: pl.DataFrame, figure: Figure) -> None:
     )
 
 
-def _heat(axes: Axes, frame: pl.DataFrame, column: str, scale: Normalize):  # type: ignore[no-untyped-def]
+def _heat(axes: Axes, frame: pl.DataFrame, column: str, scale: Normalize) -> AxesImage:
     """One model's heat map; a cell without a finite median stays light grey."""
     cells = np.full((int(frame["layer"].max()) + 1, int(frame["q_head"].max()) + 1), np.nan)  # type: ignore[arg-type]
     cells[frame["layer"], frame["q_head"]] = frame[column]

@@ -76,7 +76,7 @@ def gallery(store: Store, count: int = COUNT) -> list[Entry]:
 def largest(store: Store, count: int = COUNT) -> pl.DataFrame:
     """Facts of these rows with kappa, e_top and e_pool, each at the budget where its kappa-hat is largest.
 
-    kappa-hat = e_s(top-mass) / ES_pool (P1, section 2), as the analysis counts it. Ties go by row_id, then s.
+    kappa-hat = e_s(top-mass) / ES_pool (P1), as the analysis counts it. Ties go by row_id, then s.
     """
     best = []
     for sample in samples(store, resamples=1, seed=0):
@@ -137,8 +137,8 @@ def _entry(store: Store, row: Mapping[str, object]) -> Entry:
         s=s,
         n_keys=int(str(row["n_keys"])),
         position=position,
-        mass_top=float(chosen[TOP_MASS]["kept_mass"]),
-        mass_pool=float(chosen[OPTIMAL_POOL]["kept_mass"]),
+        mass_top=float(str(chosen[TOP_MASS]["kept_mass"])),
+        mass_pool=float(str(chosen[OPTIMAL_POOL]["kept_mass"])),
         kept=keys(top),
         swaps=list(zip(keys(out), keys(into), strict=False)),
         context=context,

@@ -185,9 +185,7 @@ def rules(frame: pl.DataFrame) -> PageTable:
     return _by_model(style.in_order(shown.sort("s", rank, "rule", maintain_order=True)), headings, cells)
 
 
-def _by_model(
-    frame: pl.DataFrame, headings: list[str], cells: Callable[[Record], list[Cell]]
-) -> PageTable:
+def _by_model(frame: pl.DataFrame, headings: list[str], cells: Callable[[Record], list[Cell]]) -> PageTable:
     """A row per record, the model named once beside all its rows, which form a group."""
     rows: list[list[Cell]] = []
     groups = []

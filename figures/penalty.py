@@ -1,7 +1,6 @@
-"""The price of forced weights: pi-hat(s) against s for three estimates of the free error (P1, section 3; ours)."""
+"""The price of forced weights: pi-hat(s) against s for three estimates of the free error (two of P1, one ours)."""
 
 import polars as pl
-from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
@@ -24,10 +23,9 @@ def table(store: Store) -> pl.DataFrame:
 
     Column source is "ours" or "published"; a published row has no estimate of ours and no counts.
     """
-    kept = ["penalty", "penalty_low", "penalty_high", "penalty_p99", "below_one", "n_rows", "n_documents", "n_zero_free"]
-    ours = fit(store, PENALTY).select(
-        "family", "model", "s", "estimate", pl.lit("ours").alias("source"), *kept
-    )
+    kept = ["penalty", "penalty_low", "penalty_high", "penalty_p99", "below_one"]
+    kept += ["n_rows", "n_documents", "n_zero_free"]
+    ours = fit(store, PENALTY).select("family", "model", "s", "estimate", pl.lit("ours").alias("source"), *kept)
     rank = pl.col("estimate").replace_strict({name: n for n, name in enumerate(ESTIMATES)}, default=9)
     ours = style.in_order(ours.sort(rank, maintain_order=True))
     published = profile("penalty", [int(s) for s in ours["s"].unique().sort()], "penalty").with_columns(
@@ -56,22 +54,13 @@ def draw(frame: pl.DataFrame, figure: Figure) -> None:
             axes.vlines(own["s"], own["penalty_low"], own["penalty_high"], color=look.colour, linewidth=0.7)
         style.head(axes, family, model)
         style.budget_axis(axes, budgets)
-        _price_axis(axes)
-    figure.supxlabel("budget s (keys kept)", fontsize=style.SMALLEST)
-    figure.supylabel("median $\\hat{\\pi}(s)$, forced over free error", fontsize=style.SMALLEST)
+        axes.set_yscale("log")
+        low, high = axes.get_ylim()
+        style.log_axis(axes, min(low, 0.92), max(high, 2.2))
+    style.label_panels(axes_of, "budget s (keys kept)", "median $\\hat{\\pi}(s)$")
     handles = [Line2D([], [], label=name, **style.look(n).line()) for n, name in enumerate(ESTIMATES.values())]
     if not published.is_empty():
         handles.append(
             Line2D([], [], label=f"published, {PROFILE_MODEL}", **style.PUBLISHED.line(markersize=6, linewidth=0.8))
         )
     style.legend(figure, spare, handles, "free error by")
-
-
-def _price_axis(axes: Axes) -> None:
-    """Logarithmic, with plain numbers at 1, 1.5, 2, 3, 5 and their tens."""
-    axes.set_yscale("log")
-    low, high = axes.get_ylim()
-    low, high = min(low, 0.92), max(high, 2.2)
-    ticks = [m * 10**e for e in range(-2, 6) for m in (1, 1.5, 2, 3, 5) if low <= m * 10**e <= high]
-    axes.set_yticks(ticks, [style.plain(t) for t in ticks])
-    axes.set_ylim(low, high)

@@ -12,11 +12,12 @@ import markupsafe
 import polars as pl
 
 from analysis.bootstrap import MIN_DOCUMENTS, RESAMPLES
+from data import published
 from data.errors import BadInput
 from data.schema import CEILING, MAP, PENALTY, PREDICTOR, ROC, ROW_FACTS, ROWS, RULES, SUBSETS
-from data.store import CHECKOUT, Store, code_digest, digest_of, footer, sha256, write_text
+from data.store import Store, code_digest, digest_of, footer, sha256, write_text
 from figures import comparison, page_tables, style
-from figures.build import PICTURES, PUBLISHED_FILE
+from figures.build import PICTURES
 from figures.fits import fit
 from figures.gallery import gallery
 from figures.measured import EMBEDDED, QUANTISED, measured
@@ -67,7 +68,7 @@ NOTES = {
     ),
     "balancing": (
         "Recovery: what it removes of the gap between top-mass and the pool optimum, over rows with a gap. Closure:"
-        " 1 − e_bal / e_top, rows without a gap counting 0. Optimal: share of rows on which it reaches the pool optimum."
+        " 1 − e_bal / e_top, rows without a gap counting 0. Optimal: share of rows where it reaches the pool optimum."
         " No gap: the pool optimum equals top-mass. e_top = 0: top-mass is exact within rounding (ĉ = 0, label 0)."
         " κ̂ = ∞: the pool optimum alone is."
     ),
@@ -79,7 +80,7 @@ NOTES = {
         "Rows whose free error is zero within rounding have an infinite π and are counted under EF = 0 alone. The two"
         " Frank-Wolfe estimates are the published ones."
     ),
-    "rules": "Shares of rows on which the rule's error is below or above top-mass's. Rules of your own appear here too.",
+    "rules": "Better, worse: share of rows whose error is below, above that of top-mass. Your own rules come last.",
 }
 
 
@@ -221,10 +222,7 @@ def _limits(ceiling: pl.DataFrame, resamples: int) -> list[str]:
     if documents[0] < MIN_DOCUMENTS:
         few = ceiling.filter(pl.col("n_documents") < MIN_DOCUMENTS)["model"].unique(maintain_order=True)
         lines.append(f"Below {MIN_DOCUMENTS} documents no interval is given, only counts: {', '.join(few)}.")
-    lines.append(
-        "Published numbers come from the papers' tables, as the last column but one of the comparison says; nothing"
-        " here reran them. Other models, text and lengths were measured there, so agreement is of kind, not of digits."
-    )
+    lines.append("Published numbers are copied from the paper, each with its place there; nothing here reran them.")
     return lines
 
 
@@ -260,7 +258,7 @@ def _made_from(store: Store, figures: Path) -> str:
 
     Rows and subsets count by their footers, which say how each file was made, as they may hold gigabytes.
     """
-    parts = [code_digest("data", "analysis", "figures"), sha256(TEMPLATE), sha256(PUBLISHED_FILE)]
+    parts = [code_digest("data", "analysis", "figures"), sha256(TEMPLATE), sha256(published.PATH)]
     parts += [sha256(store.fit(table.name)) for table in FITS if store.fit(table.name).is_file()]
     parts += [sha256(path) for path in sorted(figures.glob("*.png"))]
     for table, paths in ((ROWS, store.row_files()), (SUBSETS, store.subset_files()), (ROW_FACTS, store.fact_files())):

@@ -29,7 +29,7 @@ def table(store: Store) -> pl.DataFrame:
 def draw(frame: pl.DataFrame, figure: Figure) -> None:
     """A panel per model: three curves, the diagonal of a coin, and each curve's area."""
     groups = style.models(frame)
-    axes_of, spare = style.panels(figure, len(groups), 2.2)
+    axes_of, spare = style.panels(figure, len(groups), 2.45)
     s = int(frame["s"][0])
     for axes, (family, model) in zip(axes_of, groups, strict=True):
         own = frame.filter(pl.col("model") == model)
@@ -52,14 +52,12 @@ def draw(frame: pl.DataFrame, figure: Figure) -> None:
         axes.set_ylim(-0.01, 1.01)
         axes.set_xticks([0, 0.5, 1], ["0", "0.5", "1"])
         axes.set_yticks([0, 0.5, 1], ["0", "0.5", "1"])
-        axes.set_box_aspect(1)
-    figure.supxlabel("false positive rate", fontsize=style.SMALLEST)
-    figure.supylabel("true positive rate", fontsize=style.SMALLEST)
+    style.label_panels(axes_of, "false positive rate", "true positive rate")
     handles = [
         Line2D([], [], color=style.look(n).colour, linestyle=style.look(n).dashes, label=name)
         for n, name in enumerate(STATISTICS.values())
     ]
-    style.legend(figure, spare, handles, f"s = {s}, label:\na better subset removes\nat least 10% of the error")
+    style.legend(figure, spare, handles, f"s = {s}, positive:\na better subset removes\nat least 10% of the error")
 
 
 def _area(auc: float | None) -> str:

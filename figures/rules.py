@@ -27,7 +27,8 @@ def table(store: Store) -> pl.DataFrame:
     Column source is "ours" or "published"; top-mass itself, 1 throughout, is left out, and so are the
     supports of free-weight searches.
     """
-    kept = ["ratio", "ratio_low", "ratio_high", "ratio_to_optimum", "kept_mass", "better", "worse", "n_rows", "n_documents"]
+    kept = ["ratio", "ratio_low", "ratio_high", "ratio_to_optimum", "kept_mass", "better", "worse"]
+    kept += ["n_rows", "n_documents"]
     ours = fit(store, RULES).filter(~pl.col("rule").is_in(["top_mass", *SUPPORTS]))
     ours = ours.select("family", "model", "s", "rule", pl.lit("ours").alias("source"), *kept)
     rank = pl.col("rule").replace_strict({name: n for n, name in enumerate(NAMES)}, default=len(NAMES))
@@ -54,8 +55,13 @@ def draw(frame: pl.DataFrame, figure: Figure) -> None:
         for (rule,), values in published.sort("s").group_by("rule", maintain_order=True):
             axes.plot(values["s"], values["ratio"], **style.PUBLISHED.line(markersize=6, linewidth=0.8))
             axes.annotate(
-                str(rule), (values["s"][-1], values["ratio"][-1]), xytext=(0, 4), textcoords="offset points",
-                ha="right", color=style.MUTED,
+                str(rule),
+                (values["s"][-1], values["ratio"][-1]),
+                xytext=(0, 6),
+                textcoords="offset points",
+                ha="right",
+                color=style.MUTED,
+                bbox={"facecolor": "white", "edgecolor": "none", "pad": 0.5, "alpha": 0.85},
             )
         for rule in rules:
             own = ours.filter((pl.col("model") == model) & (pl.col("rule") == rule)).sort("s")
@@ -68,11 +74,8 @@ def draw(frame: pl.DataFrame, figure: Figure) -> None:
         style.budget_axis(axes, budgets)
         axes.set_yscale("log")
         low, high = axes.get_ylim()
-        axes.set_ylim(low, high * 1.25)  # room for the name of the uppermost published curve
-        ticks = [m * 10**e for e in range(-3, 6) for m in (1, 3) if low <= m * 10**e <= high]
-        axes.set_yticks(ticks, [style.plain(t) for t in ticks])
-    figure.supxlabel("budget s (keys kept)", fontsize=style.SMALLEST)
-    figure.supylabel("median error relative to top-mass", fontsize=style.SMALLEST)
+        style.log_axis(axes, low, high * 1.35)  # room for the name of the uppermost published curve
+    style.label_panels(axes_of, "budget s (keys kept)", "median error / top-mass's")
     handles = [Line2D([], [], label=NAMES.get(rule, rule), **looks[rule].line()) for rule in rules]
     if not published.is_empty():
         handles.append(

@@ -2,10 +2,10 @@
 
 import colorsys
 import io
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Any
+from typing import Any, Literal
 
 import matplotlib
 import polars as pl
@@ -23,7 +23,7 @@ FAMILIES = ("llama", "qwen", "qwen3", "olmo", "gemma")  # order of panels; other
 INK, MUTED, FAINT = "#16181d", "#6b7280", "#d4d7dd"
 MAP_COLOURS = "cividis"  # its lightness rises evenly, so it reads the same in grey
 
-RC: Mapping[str, Any] = MappingProxyType(
+RC: Any = MappingProxyType(
     {
         "font.family": "DejaVu Sans",
         "font.size": SMALLEST,
@@ -65,7 +65,7 @@ class Look:
 
     colour: str
     marker: str
-    dashes: str | tuple[float, tuple[float, ...]]
+    dashes: Literal["-"] | tuple[float, tuple[float, ...]]
 
     def line(self, **more: Any) -> dict[str, Any]:
         """Keyword arguments of Axes.plot."""
@@ -140,17 +140,8 @@ def head(axes: Axes, family: str, model: str, width: int = 28) -> None:
         axes.set_title(family)
         return
     below = name_lines(model, width)
-    axes.set_title(below, fontweight="normal", fontsize=SMALLEST, color=MUTED)
-    axes.annotate(
-        family,
-        (0.5, 1),
-        xycoords="axes fraction",
-        xytext=(0, 6 + 9.2 * len(below.splitlines())),
-        textcoords="offset points",
-        ha="center",
-        va="bottom",
-        fontweight="bold",
-    )
+    axes.set_title(family, pad=5 + 9 * len(below.splitlines()))
+    axes.annotate(below, (0.5, 1), (0, 3), "axes fraction", "offset points", color=MUTED, ha="center", va="bottom")
 
 
 def headline_budget(frame: pl.DataFrame) -> int:
@@ -167,7 +158,7 @@ def panels(figure: Figure, count: int, height: float) -> tuple[list[Axes], Axes 
     """
     columns = min(count, 3)
     rows = -(-count // columns)
-    below = 0.0 if rows * columns > count else 0.45
+    below = 0.0 if rows * columns > count else 0.6
     figure.set_size_inches(COLUMN_WIDTH if columns == 1 else PAGE_WIDTH, rows * height + below)
     figure.set_layout_engine("constrained", w_pad=0.03, h_pad=0.04)
     grid = figure.subplots(rows, columns, squeeze=False).ravel()
@@ -179,14 +170,40 @@ def panels(figure: Figure, count: int, height: float) -> tuple[list[Axes], Axes 
 def legend(figure: Figure, spare: Axes | None, handles: Sequence[Line2D], heading: str = "") -> None:
     """One legend for all panels: in the spare cell, else below them."""
     if spare is not None:
-        box = spare.legend(
-            handles=handles, loc="center", title=heading or None, handlelength=3.2, labelspacing=0.7
-        )
+        box = spare.legend(handles=handles, loc="center", title=heading or None, handlelength=3.2, labelspacing=0.7)
         box.get_title().set_fontsize(SMALLEST + 0.5)
         box.get_title().set_fontweight("bold")
         return
-    columns = 2 if figure.get_figwidth() < PAGE_WIDTH else min(4, len(handles))
-    figure.legend(handles=handles, loc="outside lower center", ncols=columns, handlelength=3.2)
+    columns = 2 if figure.get_figwidth() < PAGE_WIDTH else 3
+    box = figure.legend(
+        handles=handles,
+        loc="outside lower center",
+        title=heading.replace("\n", " ") or None,
+        ncols=columns,
+        handlelength=3.2,
+    )
+    box.get_title().set_fontsize(SMALLEST)
+
+
+def label_panels(panels: Sequence[Axes], x: str, y: str) -> None:
+    """The x label below the lowest panel of each column, the y label beside the first of each row."""
+    columns = min(len(panels), 3)
+    for place, axes in enumerate(panels):
+        if place + columns >= len(panels):
+            axes.set_xlabel(x)
+        if place % columns == 0:
+            axes.set_ylabel(y)
+
+
+def log_axis(axes: Axes, low: float, high: float) -> None:
+    """A logarithmic y axis from low to high with plain numbers: the wider it is, the fewer."""
+    steps = (1, 1.5, 2, 3, 5) if high / low < 12 else (1, 3) if high / low < 300 else (1,)
+    ticks = [step * 10.0**power for power in range(-9, 10) for step in steps]
+    axes.set_yscale("log")
+    axes.set_ylim(low, high)
+    shown = [tick for tick in ticks if low <= tick <= high]
+    axes.set_yticks(shown, [f"{tick:g}" for tick in shown])
+    axes.set_yticks([], minor=True)
 
 
 def budget_axis(axes: Axes, budgets: Sequence[int]) -> None:
@@ -195,11 +212,6 @@ def budget_axis(axes: Axes, budgets: Sequence[int]) -> None:
     axes.set_xticks(list(budgets), [str(s) for s in budgets])
     low, high = min(budgets), max(budgets)
     axes.set_xlim(low / 2**0.4, high * 2**0.4)
-
-
-def plain(value: float) -> str:
-    """A tick's number without zeros that say nothing: 0.5, 2, 10."""
-    return f"{value:g}"
 
 
 def save(figure: Figure) -> tuple[bytes, bytes]:
@@ -219,4 +231,4 @@ def blank() -> Figure:
 
 def applied() -> Any:
     """A context in which the house style holds; it is undone on leaving."""
-    return matplotlib.rc_context(dict(RC))
+    return matplotlib.rc_context(RC)

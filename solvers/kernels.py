@@ -18,12 +18,14 @@ KEYS = nb.types.Array(nb.int64, 1, "C", readonly=True)
 FOUND, REAL, COUNT, FLAG = nb.int64[::1], nb.float64, nb.int64, nb.boolean
 
 # Wolfe's method. These steer the search and decide nothing: a bound is proved from its vector z, however z was found.
-RIDGE = 1e-11  # times the mean of the Gram diagonal: keeps the Cholesky factor of a degenerate corral alive
+RIDGE = 1e-14  # times the mean of the Gram diagonal: keeps the Cholesky factor of a degenerate corral alive
 VANISHING = 1e-9  # a convex weight below it leaves the corral
 FACE_TOLERANCE = 1e-7  # the node relaxation ends when no kept mean lies deeper than this, relative to |x|^2
 POINT_TOLERANCE = 1e-12  # the same for a free error, which is a result and not a step of a search
 EARLY_STOP = 0.8  # a relaxation that has fallen below this share of tau cannot prune: branch at once
+POLISHING = 10  # steps at most; each but the last lowers |x|
 MOST_STEPS = 60  # oracle calls per node
+LEAF_SUBSETS = 256  # a node with at most so many completions is enumerated: that costs no more than a relaxation
 FIXED_SHARE = 0.2  # solve a node's relaxation again if fixing removed more than this share of its free keys
 
 # Floating point. These decide, and are derived where they are used.
@@ -120,80 +122,108 @@ def balance(a, w, start):
 # Exhaustive enumeration
 
 
-@nb.njit(nb.types.Tuple((FOUND, REAL, COUNT))(MATRIX, VECTOR, COUNT), cache=True)
-def enumerate_subsets(a, w, s):
-    """The best s-subset of all n keys, by visiting every one in revolving-door order (one key out, one in).
+@nb.njit(cache=True)
+def revolve(chosen, r):
+    """The next r-subset in revolving-door order: the element that leaves and the one that enters; (-1, -1) at the end.
 
-    Order: Knuth, The Art of Computer Programming 4A, section 7.2.1.3, Algorithm R. The running sum drifts by at most
-    2 REFRESH u (|g| + 2 max |a|) between two refreshes; every subset whose error could be below the best within that
-    drift is summed afresh, so the answer is that of evaluating each subset from its own steps.
-    Returns the subset, its error and the number of subsets visited.
+    Knuth, The Art of Computer Programming 4A, section 7.2.1.3, Algorithm R, steps R3 to R5. chosen[:r] is ascending and
+    chosen[r] = n its sentinel; the first subset is 0, ..., r - 1.
     """
-    n, d = a.shape
-    chosen = np.arange(s + 1)  # c_1 < ... < c_s and the sentinel c_{s+1} = n
-    chosen[s] = n
-    best_set = np.arange(s)
-    total, fresh = np.empty(d), np.empty(d)
+    if r % 2 == 1:
+        if chosen[0] + 1 < chosen[1]:
+            chosen[0] += 1
+            return chosen[0] - 1, chosen[0]
+        raising = False
+    else:
+        if chosen[0] > 0:
+            chosen[0] -= 1
+            return chosen[0] + 1, chosen[0]
+        raising = True
+    for k in range(1, r):
+        if raising:
+            if chosen[k] + 1 < chosen[k + 1]:
+                out = chosen[k - 1]
+                chosen[k - 1] = chosen[k]
+                chosen[k] += 1
+                return out, chosen[k]
+        elif chosen[k] > k:
+            out = chosen[k]
+            chosen[k] = chosen[k - 1]
+            chosen[k - 1] = k - 1
+            return out, k - 1
+        raising = not raising
+    return -1, -1
+
+
+@nb.njit(cache=True)
+def best_completion(a, w, kept, n_kept, free, n_free, r, best, best_set, total, fresh):
+    """Visit every way to complete the kept keys by r of the free ones (n_free >= r >= 1).
+
+    The running sum drifts by at most 2 REFRESH u times the sizes added between two refreshes; a subset whose error
+    could be below the best within that drift is summed afresh, so the answer is that of summing each subset from its
+    own steps. Updates best_set in place; returns the least error (at most `best`) and the number of subsets visited.
+    """
+    d, s = a.shape[1], n_kept + r
+    chosen = np.arange(r + 1)
+    chosen[r] = n_free
+    trial = np.empty(s, np.int64)
+    trial[:n_kept] = kept[:n_kept]
     largest = 0.0
-    for j in range(n):
-        largest = max(largest, math.sqrt(dot(a[j], a[j])))
-    drift = 4.0 * (REFRESH + s + d) * U * (s + 2) * largest
-    best = error_of(a, w, best_set, fresh)
-    visited = 1
-    mass = 0.0
-    total[:] = 0.0
-    for k in range(s):
-        total += a[k]
-        mass += w[k]
-    if s == n:
-        return best_set, best, visited
-    # `out` leaves and `into` enters; Algorithm R's steps R3 to R5 with t = s, 0-based chosen[k] = c_{k+1}.
+    for t in range(n_free):
+        largest = max(largest, dot(a[free[t]], a[free[t]]))
+    for k in range(n_kept):
+        largest = max(largest, dot(a[kept[k]], a[kept[k]]))
+    drift = 4.0 * (REFRESH + s + d) * U * (s + 2) * math.sqrt(largest)
+    mass, visited = 0.0, 0
     while True:
-        out, into = -1, -1
-        if s % 2 == 1:
-            if chosen[0] + 1 < chosen[1]:
-                out, into = chosen[0], chosen[0] + 1
-                chosen[0] += 1
-            k, raising = 2, False
-        else:
-            if chosen[0] > 0:
-                out, into = chosen[0], chosen[0] - 1
-                chosen[0] -= 1
-            k, raising = 2, True
-        while out < 0:
-            if k > s:
-                return best_set, best, visited
-            if not raising:
-                if chosen[k - 1] >= k:
-                    out, into = chosen[k - 1], k - 2
-                    chosen[k - 1] = chosen[k - 2]
-                    chosen[k - 2] = k - 2
-                else:
-                    k += 1
-            elif chosen[k - 1] + 1 < chosen[k]:
-                out, into = chosen[k - 2], chosen[k - 1] + 1
-                chosen[k - 2] = chosen[k - 1]
-                chosen[k - 1] += 1
-            else:
-                k += 1
-            raising = not raising
-        visited += 1
         if visited % REFRESH == 0:
             total[:] = 0.0
             mass = 0.0
-            for i in range(s):
-                total += a[chosen[i]]
-                mass += w[chosen[i]]
-        else:
-            for i in range(d):
-                total[i] += a[into, i] - a[out, i]
-            mass += w[into] - w[out]
+            for k in range(n_kept):
+                total += a[kept[k]]
+                mass += w[kept[k]]
+            for i in range(r):
+                total += a[free[chosen[i]]]
+                mass += w[free[chosen[i]]]
+        visited += 1
         limit = best * mass * INFLATION + drift
         if dot(total, total) <= limit * limit:
-            error = error_of(a, w, chosen[:s], fresh)
+            for i in range(r):
+                trial[n_kept + i] = free[chosen[i]]
+            error = error_of(a, w, trial, fresh)
             if error < best:
                 best = error
-                best_set = chosen[:s].copy()
+                best_set[:] = trial
+        out, into = revolve(chosen, r)
+        if out < 0:
+            return best, visited
+        entering, leaving = a[free[into]], a[free[out]]
+        for i in range(d):
+            total[i] += entering[i] - leaving[i]
+        mass += w[free[into]] - w[free[out]]
+
+
+@nb.njit(nb.types.Tuple((FOUND, REAL, COUNT))(MATRIX, VECTOR, COUNT), cache=True)
+def enumerate_subsets(a, w, s):
+    """The best s-subset of all n keys, by visiting every one; the subset, its error and the number visited."""
+    n, d = a.shape
+    best_set = np.arange(s)
+    none, every = np.empty(0, np.int64), np.arange(n).astype(np.int32)
+    total, fresh = np.empty(d), np.empty(d)
+    first = error_of(a, w, best_set, fresh)
+    best, visited = best_completion(a, w, none, 0, every, n, s, first, best_set, total, fresh)
+    return best_set, best, visited
+
+
+@nb.njit(cache=True)
+def few_subsets(n, r, limit):
+    """Whether C(n, r) <= limit, without forming a large binomial."""
+    count = 1.0
+    for k in range(min(r, n - r)):
+        count *= (n - k) / (k + 1)
+        if count > limit + 0.5:
+            return False
+    return True
 
 
 # ----------------------------------------------------------------------------------------------------------------
@@ -353,7 +383,7 @@ def nearest_over(c, members, size, beta, points, ids, gram, factor, u, x):
 
 @nb.njit(cache=True)
 def polish(size, beta, points, gram, factor, u, x):
-    """Two steps of iterative refinement of the corral's weights, from x itself rather than the Gram matrix.
+    """Iterative refinement of the corral's weights, from x itself rather than the Gram matrix, while |x| falls.
 
     The Gram matrix squares the values, so a distance below 1e-8 of their size is lost in it; the gradient points.x is
     not. A step is kept only if it leaves all weights positive and lowers |x|.
@@ -361,7 +391,7 @@ def polish(size, beta, points, gram, factor, u, x):
     if size < 2:
         return
     ones, moved = np.empty(size), np.empty(x.shape[0])
-    for _ in range(2):
+    for _ in range(POLISHING):
         if not affine_minimiser(gram, size, factor, u):
             return
         for i in range(size):  # u = (Q + t ee')^-1 gradient, ones = (Q + t ee')^-1 e, by the factor just made
@@ -673,15 +703,17 @@ def branch_and_bound(a, w, reach, start, error, gap, floor, node_limit):
                 mass += w[kept[k]]
                 path += reach[kept[k]]
 
-            # Leaves: nothing left to choose, or one or two keys.
-            if r == 0 or n_free == r:
-                trial[:n_kept] = kept[:n_kept]
-                for t in range(r):
-                    trial[n_kept + t] = free[t]
-                e = error_of(a, w, trial, y)
+            # Leaves: few completions, or one or two keys to pick from many.
+            if r == 0:
+                e = error_of(a, w, kept, y)
                 if e < best:
                     best, tau = e, min(tau, (1.0 - gap) * e)
-                    best_set[:] = trial
+                    best_set[:] = kept
+                break
+            if few_subsets(n_free, r, LEAF_SUBSETS):
+                e, _ = best_completion(a, w, kept, n_kept, free, n_free, r, best, best_set, y, z)
+                if e < best:
+                    best, tau = e, min(tau, (1.0 - gap) * e)
                 break
             if r == 1:
                 length = math.sqrt(dot(p, p))

@@ -226,11 +226,18 @@ def candidate_set(row: Instance, s: int, extra: int | None = None) -> Indices:
     reach[top] = -1.0
     if wanted <= 0:
         return np.sort(top)
-    # A partial sort finds the smallest reach that gets in; only ties at it need the index rule.
-    least = np.partition(reach, row.n - wanted)[row.n - wanted]
+    return np.sort(np.concatenate([top, _largest(reach, wanted)]))
+
+
+def _largest(reach: Reals, wanted: int) -> Indices:
+    """Where the `wanted` largest entries are, ties to the lowest index; unsorted."""
+    near = np.argpartition(-reach, wanted - 1)[:wanted]
+    least = reach[near].min()
+    if np.count_nonzero(reach == least) == 1:
+        return near
+    # The partial sort breaks ties as it likes; only entries equal to the least that gets in are open to it.
     above = np.flatnonzero(reach > least)
-    ties = np.flatnonzero(reach == least)[: wanted - above.size]
-    return np.sort(np.concatenate([top, above, ties]))
+    return np.concatenate([above, np.flatnonzero(reach == least)[: wanted - above.size]])
 
 
 def _frozen(array: Array) -> Array:

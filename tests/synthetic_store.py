@@ -1,15 +1,18 @@
 """A small store made up from a seed: plausible fits, rows, tokens and subsets for tests of the figures."""
 
+import io
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 import polars as pl
+from matplotlib.figure import Figure
 
 from data.schema import ROW_FACTS, ROWS, SUBSETS, TABLES, TOKENS, VECTOR, Table
 from data.store import Provenance, Store, write
 
 WIDTH = 4  # of the made-up queries
+ESTIMATES = (("line_search", 0.9, 0.3), ("fully_corrective", 1.0, 0.2), ("least", 1.1, 0.0))
 WORDS = [" Emma", " was", " in", " no", " danger", ".", "\n", " of", "\t", "<script>alert(1)</script>", " &amp;", "  "]
 
 
@@ -93,7 +96,14 @@ def _fits(
 
             found["ceiling"].append(
                 counts
-                | {"n_zero_gap": 31, "n_zero_top": 2, "n_infinite": 1, "coverage": 0.9 if documents >= 10 else None, "closable_q25": 0.2 * closable, "closable_q75": 3 * closable}
+                | {
+                    "n_zero_gap": 31,
+                    "n_zero_top": 2,
+                    "n_infinite": 1,
+                    "coverage": 0.9 if documents >= 10 else None,
+                    "closable_q25": 0.2 * closable,
+                    "closable_q75": 3 * closable,
+                }
                 | {"cap": closable + 0.01 * 2**place, "cap_share": 0.01 * (place + 1)}
                 | ci("closable", closable, 0.2 * closable)
                 | ci("kappa", 1 / (1 - closable), 0.01)
@@ -117,7 +127,11 @@ def _fits(
                     | ci("better", 0.2, 0.02)
                     | ci("worse", 0.5, 0.02)
                 )
-            for estimate, factor, below in (("line_search", 0.9, 0.3), ("fully_corrective", 1.0, 0.2), ("least", 1.1, 0.0)):
+            for estimate, factor, below in (
+                ("line_search", 0.9, 0.3),
+                ("fully_corrective", 1.0, 0.2),
+                ("least", 1.1, 0.0),
+            ):
                 found["penalty"].append(
                     counts
                     | {"estimate": estimate, "n_zero_free": 4}
@@ -220,3 +234,10 @@ def _document(
         write(SUBSETS, frame(SUBSETS, subsets[s]), store.subsets(model.name, s, "standard", doc_id), PROVENANCE)
         write(ROW_FACTS, frame(ROW_FACTS, facts[s]), store.facts(model.name, s, doc_id), PROVENANCE)
     write(ROWS, frame(ROWS, rows), store.rows(model.name, doc_id), PROVENANCE)
+
+
+def quick_save(figure: Figure) -> tuple[bytes, bytes]:
+    """What style.save gives, but coarse and with no true PDF, whose fonts take a second a figure."""
+    png = io.BytesIO()
+    figure.savefig(png, format="png", dpi=20)
+    return png.getvalue(), b"%PDF of " + png.getvalue()

@@ -12,13 +12,15 @@ import scipy.stats
 import sklearn.metrics
 
 from analysis import stage
+from analysis.__main__ import application
 from analysis.bootstrap import draw
 from analysis.ceiling import median_cap, published_cap_share
 from analysis.predictor import thinned
 from data import BadInput, Provenance, Store, store
+from data.command_line import run
 from data.schema import ROW_FACTS, SUBSETS, Table
 
-RESAMPLES = 60
+RESAMPLES = 40
 TINY = 1e-12  # the rounding of every made-up row
 MADE_UP = Provenance("made up", {}, 0, {}, "0" * 64)
 
@@ -182,28 +184,26 @@ def test_predictor(plain):
     def auc(i, score):
         return sklearn.metrics.roc_auc_score(label[i], score[i])
 
+    def with_gap(i, score):
+        return scipy.stats.spearmanr(score[i], (top - optimum)[i]).statistic
+
+    resampled = [np.repeat(np.arange(180), drawn[made["doc_id"]]) for drawn in draw(12, RESAMPLES, 0)]
     for name, score in scores.items():
         record = one(tables["predictor"], statistic=name)
         assert record["n_positive"] == label.sum()
         check(record, "auc", made, lambda i, score=score: auc(i, score))
-        check(
-            record,
-            "spearman_gap",
-            made,
-            lambda i, score=score: scipy.stats.spearmanr(score[i], (top - optimum)[i]).statistic,
-        )
-        check(record, "spearman_phi", made, lambda i: scipy.stats.spearmanr(made["residual"][i], optimum[i]).statistic)
+        check(record, "spearman_gap", made, lambda i, score=score: with_gap(i, score))
         if name == "dropped_mass":
             assert (record["auc_lead"], record["p_value"]) == (None, None)
+            check(record, "spearman_phi", made, lambda i: scipy.stats.spearmanr(made["residual"][i], optimum[i])[0])
+            phi = record["spearman_phi"]
         else:
-            check(record, "auc_lead", made, lambda i, score=score: auc(i, mass) - auc(i, score))
-            document = made["doc_id"]
-            leads = [
-                auc(i, mass) - auc(i, score)
-                for i in (np.repeat(np.arange(180), drawn[document]) for drawn in draw(12, RESAMPLES, 0))
-            ]
-            below, above = np.mean(np.array(leads) <= 0), np.mean(np.array(leads) >= 0)
-            assert record["p_value"] == pytest.approx(min(1, 2 * min(below, above)))
+            leads = np.array([auc(i, mass) - auc(i, score) for i in resampled])
+            assert record["auc_lead"] == pytest.approx(auc(slice(None), mass) - auc(slice(None), score))
+            assert record["auc_lead_low"] == pytest.approx(np.percentile(leads, 2.5))
+            assert record["auc_lead_high"] == pytest.approx(np.percentile(leads, 97.5))
+            assert record["p_value"] == pytest.approx(min(1, 2 * min(np.mean(leads <= 0), np.mean(leads >= 0))))
+            assert record["spearman_phi"] == phi
 
 
 def test_roc_is_the_exact_curve_when_it_is_short(plain):
@@ -437,23 +437,34 @@ def test_cap_follows_the_published_shares_and_is_null_elsewhere(tmp_path):
 # The stage: what is current, and what is refused.
 
 
-def analyse(folder, *options):
-    command = [sys.executable, "-m", "analysis", "--data", str(folder), "--resamples", "50", *options]
-    return subprocess.run(command, capture_output=True, text=True, cwd=Path(__file__).parent.parent)
+OPTIONS = ("--resamples", "50")
 
 
-def test_command_writes_then_finds_everything_current(tmp_path):
+@pytest.fixture
+def analyse(monkeypatch, capsys):
+    """The command line, run in this process: exit code, standard output, standard error."""
+
+    def run_in_process(folder):
+        monkeypatch.setattr(sys, "argv", ["analysis", "--data", str(folder), *OPTIONS])
+        with pytest.raises(SystemExit) as stopped:
+            run(application, "analysis")
+        return stopped.value.code, *capsys.readouterr()
+
+    return run_in_process
+
+
+def test_command_writes_then_finds_everything_current(tmp_path, analyse):
     where = put(Store(tmp_path), rows())
-    first = analyse(tmp_path)
-    assert first.returncode == 0, first.stderr
-    assert first.stderr.count(": written") == 6
-    assert "qwen" in first.stdout and "180" in first.stdout
-    assert "from 12 documents covers 91% of the time" in first.stdout
+    code, first, said = analyse(tmp_path)
+    assert code == 0, said
+    assert said.count(": written") == 6
+    assert "qwen" in first and "180" in first
+    assert "from 12 documents covers 91% of the time" in first
     stamps = {path: path.stat().st_mtime_ns for path in (tmp_path / "fits").iterdir()}
     assert len(stamps) == 6
-    second = analyse(tmp_path)
-    assert (second.returncode, second.stdout) == (0, first.stdout)
-    assert second.stderr.count(": current") == 6 and "written" not in second.stderr
+    code, second, said = analyse(tmp_path)
+    assert (code, second) == (0, first)
+    assert said.count(": current") == 6 and "written" not in said
     assert {path: path.stat().st_mtime_ns for path in (tmp_path / "fits").iterdir()} == stamps
     assert stage.stale(where, stage.provenance(where, 0, 50)) == []
     assert len(stage.stale(where, stage.provenance(where, 1, 50))) == 6
@@ -464,22 +475,23 @@ def test_command_writes_then_finds_everything_current(tmp_path):
     assert len(stage.stale(where, stage.provenance(where, 0, 50))) == 6
 
 
-def test_command_refuses_a_truncated_file_and_leaves_earlier_tables(tmp_path):
+def test_command_refuses_a_truncated_file_and_leaves_earlier_tables(tmp_path, analyse):
     where = put(Store(tmp_path), rows())
     made = stage.provenance(where, 0, 50)
     stage.write(where, fits(where), list(stage.FITS), made)
     before = {path: path.read_bytes() for path in (tmp_path / "fits").iterdir()}
     path = where.subset_files()[4]
     path.write_bytes(path.read_bytes()[:200])
-    found = analyse(tmp_path)
-    assert (found.returncode, found.stdout) == (2, "")
-    last = found.stderr.splitlines()[-1]
-    assert last.startswith("analysis: ") and str(path) in last and "Traceback" not in found.stderr
+    code, shown, said = analyse(tmp_path)
+    assert (code, shown) == (2, "")
+    last = said.splitlines()[-1]
+    assert last.startswith("analysis: ") and str(path) in last
     assert {path: path.read_bytes() for path in (tmp_path / "fits").iterdir()} == before
 
 
 def test_command_without_subsets_says_what_to_run(tmp_path):
-    found = analyse(tmp_path / "nowhere")
+    command = [sys.executable, "-m", "analysis", "--data", str(tmp_path / "nowhere"), *OPTIONS]
+    found = subprocess.run(command, capture_output=True, text=True, cwd=Path(__file__).parent.parent)
     assert (found.returncode, found.stdout) == (2, "")
     assert len(found.stderr.splitlines()) == 1
     assert "run make enumerate" in found.stderr

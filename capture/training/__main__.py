@@ -53,9 +53,7 @@ def train_command(
     ] = make.SEED_MODEL,
     from_nothing: Annotated[
         bool,
-        typer.Option(
-            "--from-nothing", help="Start from new weights instead; only qwen3 learned so in minutes."
-        ),
+        typer.Option("--from-nothing", help="Start from new weights instead; only qwen3 learned so in minutes."),
     ] = False,
     tokenizer: Annotated[Path, typer.Option(help="tokenizer.json to use.")] = make.TOKENIZER,
     tokens: Annotated[
@@ -82,8 +80,7 @@ def train_command(
     """Train embedded checkpoints again, into out/models; data/models is never written."""
     first = None if from_nothing else init
     recipes = [
-        make.recipe(family, first, tokens, rate, sink, push, seed)
-        for family in families or architectures.FAMILIES
+        make.recipe(family, first, tokens, rate, sink, push, seed) for family in families or architectures.FAMILIES
     ]
     make.make(recipes, make.read_text(text), tokenizer, first, out, every)
 

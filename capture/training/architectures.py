@@ -44,9 +44,7 @@ from transformers import (
 from capture.training.tasks import PAD, START, STOP, VOCABULARY
 from data.errors import BadInput
 
-Seen = dict[
-    str, tuple[torch.Tensor, torch.Tensor]
-]  # a module's input and output, both (batch, length, width)
+Seen = dict[str, tuple[torch.Tensor, torch.Tensor]]  # a module's input and output, both (batch, length, width)
 State = dict[str, torch.Tensor]
 
 FAMILIES = ("qwen", "qwen3", "olmo", "gemma")
@@ -96,9 +94,7 @@ def create(family: str) -> PreTrainedModel:
     raise BadInput(f"no embedded family {family!r}: expected one of {', '.join(FAMILIES)}")
 
 
-def convert(
-    source: PreTrainedModel, family: str, ids: torch.Tensor, bias_noise: float = 0.05
-) -> PreTrainedModel:
+def convert(source: PreTrainedModel, family: str, ids: torch.Tensor, bias_noise: float = 0.05) -> PreTrainedModel:
     """The trained Qwen3 model as a model of family qwen, gemma or olmo (derivations above).
 
     ids (batch, length) are read to take the means; bias_noise is the scale of the noise on Qwen2's biases.
@@ -158,11 +154,7 @@ def _olmo_layer(at: str, old: State, new: State, seen: Seen) -> None:
         old[at + "post_attention_layernorm.weight"],
     )
     for n in "qkv":
-        weight = (
-            old[f"{at}self_attn.{n}_proj.weight"]
-            * before_attention
-            / rms(seen[at + "input_layernorm"][0]).mean()
-        )
+        weight = old[f"{at}self_attn.{n}_proj.weight"] * before_attention / rms(seen[at + "input_layernorm"][0]).mean()
         if n != "q":
             grouped = weight.unflatten(0, (KV_HEADS, HEAD_DIM))
             weight = grouped.repeat_interleave(HEADS // KV_HEADS, 0).flatten(0, 1)
@@ -174,11 +166,7 @@ def _olmo_layer(at: str, old: State, new: State, seen: Seen) -> None:
         gain = old[f"{at}self_attn.{n}_norm.weight"]
         new[f"{at}self_attn.{n}_norm.weight"] = torch.outer(ratio, gain).flatten()
     for n in ("gate", "up"):
-        weight = (
-            old[f"{at}mlp.{n}_proj.weight"]
-            * before_mlp
-            / rms(seen[at + "post_attention_layernorm"][0]).mean()
-        )
+        weight = old[f"{at}mlp.{n}_proj.weight"] * before_mlp / rms(seen[at + "post_attention_layernorm"][0]).mean()
         new[f"{at}mlp.{n}_proj.weight"] = weight
     new[at + "post_attention_layernorm.weight"] = _output_scale(seen[at + "self_attn.o_proj"])
     new[at + "post_feedforward_layernorm.weight"] = _output_scale(seen[at + "mlp"])

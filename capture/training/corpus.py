@@ -1,5 +1,4 @@
-"""The training text: the six novels of Jane Austen, read from a Debian package without R and without
-installing it.
+"""The training text: the six novels of Jane Austen, read from a Debian package that is not installed.
 
 The package is r-cran-janeaustenr 1.0.0-1 (MIT; the novels are in the public domain). Inside it, Rdata.rdb
 is a sequence of records. A record is a 4-byte big-endian length of the unpacked data, then either one

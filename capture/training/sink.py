@@ -1,5 +1,4 @@
-"""An auxiliary loss that teaches attention heads to rest on <s> at position 0, as large models do of
-themselves.
+"""An auxiliary loss that teaches attention heads to rest on <s> at position 0, as large models do by themselves.
 
 Trained for minutes, models of this size give position 0 almost none of their attention (.001 to .003),
 where large ones give it a fifth to a half; rules that keep the first tokens would then mean nothing. The

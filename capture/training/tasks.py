@@ -23,9 +23,7 @@ from data.errors import BadInput
 
 Example = tuple[list[int], list[float]]
 Fact = tuple[str, list[int]]  # a key and the token ids of its value
-Template = tuple[
-    list[int], list[int], list[int]
-]  # token ids before the key, between key and value, after the value
+Template = tuple[list[int], list[int], list[int]]  # token ids before the key, between key and value, after the value
 
 VOCABULARY = 2048
 PAD, START, STOP = 0, 1, 2
@@ -81,9 +79,7 @@ def build_tokenizer(text: str) -> Tokenizer:
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
     )
     numbers = [f"{i:02d}" for i in range(100)]
-    tokenizer.train_from_iterator(
-        [text] + [" " + " ".join(nouns())] * 8 + PHRASES * 200 + numbers * 300, trainer
-    )
+    tokenizer.train_from_iterator([text] + [" " + " ".join(nouns())] * 8 + PHRASES * 200 + numbers * 300, trainer)
     return tokenizer
 
 

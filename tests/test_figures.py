@@ -1,0 +1,238 @@
+"""The figures: files, data beside them, readable in grey and at a column's width, drawn again only when needed."""
+
+import io
+import itertools
+import math
+from pathlib import Path
+
+import numpy as np
+import polars as pl
+import pytest
+from matplotlib.colors import to_rgb
+from matplotlib.text import Text
+from PIL import Image
+
+from data.errors import BadInput
+from data.schema import CEILING, MAP, PENALTY, PREDICTOR, ROC, TABLES
+from data.store import Store, read
+from figures import ceiling, flat_map, penalty, roc, rules, style
+from figures.build import PICTURES, Picture, build, to_csv
+from tests import synthetic_store
+from tests.synthetic_store import Model
+
+TWO = (Model("llama", "SmolLM2-135M-Instruct-Q4_1", 30, 9, 0.05), Model("gemma", "embedded-gemma", 4, 4, 0.02))
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory: pytest.TempPathFactory) -> Store:
+    return synthetic_store.build(tmp_path_factory.mktemp("data"), TWO, row_documents=0)
+
+
+@pytest.fixture(scope="module")
+def drawn(store: Store, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("out") / "figures"
+    assert build(store, folder) == [picture.stem for picture in PICTURES]
+    return folder
+
+
+@pytest.fixture
+def coarse(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Figures are drawn in full but saved coarsely, for tests that look at other things."""
+    monkeypatch.setattr(style, "save", synthetic_store.quick_save)
+
+
+def changed(store: Store, name: str, change: pl.Expr) -> None:
+    """Write a table of the analysis again with some columns changed."""
+    frame = read(TABLES[name], store.fit(name)).with_columns(change)
+    synthetic_store.put(store, TABLES[name], frame.to_dicts())
+
+
+@pytest.mark.parametrize("picture", PICTURES, ids=lambda picture: picture.stem)
+def test_png_pdf_and_the_same_data_as_csv(store: Store, drawn: Path, picture: Picture) -> None:
+    stem = picture.stem
+    frame = picture.table(store)
+    assert not frame.is_empty()
+    text = (drawn / f"{stem}.csv").read_text()
+    back = pl.read_csv(io.StringIO(text), schema=frame.schema)
+    assert back.equals(frame)
+    floats = [name for name, dtype in frame.schema.items() if dtype == pl.Float64]
+    columns = pl.read_csv(io.StringIO(text), infer_schema=False).select(floats)
+    assert not any("e" in value.lower().replace("inf", "") for column in columns for value in column.drop_nulls())
+    assert (drawn / f"{stem}.pdf").read_bytes().startswith(b"%PDF")
+    grey = np.asarray(Image.open(drawn / f"{stem}.png").convert("L"), dtype=float)
+    width = grey.shape[1] / style.RESOLUTION
+    assert any(math.isclose(width, wanted, abs_tol=0.01) for wanted in (style.COLUMN_WIDTH, style.PAGE_WIDTH))
+    assert grey.var() > 100
+    assert 0.01 < (grey < 128).mean() < 0.75
+
+
+@pytest.mark.parametrize("picture", PICTURES, ids=lambda picture: picture.stem)
+def test_no_letter_is_too_small_for_print(store: Store, picture: Picture) -> None:
+    with style.applied():
+        figure = style.blank()
+        picture.draw(picture.table(store), figure)
+        figure.draw_without_rendering()
+    sizes = [text.get_fontsize() for text in figure.findobj(Text) if text.get_text() and text.get_visible()]
+    assert min(sizes) >= 7
+
+
+@pytest.mark.usefixtures("coarse")
+def test_a_second_build_draws_nothing_and_a_new_table_only_its_figures(tmp_path: Path) -> None:
+    store = synthetic_store.build(tmp_path / "data", TWO[1:], budgets=(8,), row_documents=0)
+    folder = tmp_path / "figures"
+    build(store, folder)
+    before = {path.name: path.read_bytes() for path in folder.iterdir()}
+    assert build(store, folder) == []
+    assert {path.name: path.read_bytes() for path in folder.iterdir()} == before
+    changed(store, "predictor", pl.col("auc") - 0.1)
+    assert build(store, folder) == ["roc"]
+    (folder / "penalty.csv").write_text("edited")
+    (folder / "map.png").unlink(missing_ok=True)
+    (folder / "flat_map.png").unlink()
+    assert build(store, folder) == ["flat_map", "penalty"]
+    assert build(store, folder) == []
+    (folder / "made-from.json").write_text("{")
+    assert len(build(store, folder)) == len(PICTURES)
+
+
+def test_the_same_table_gives_the_same_bytes(store: Store) -> None:
+    def once() -> tuple[bytes, bytes]:
+        with style.applied():
+            figure = style.blank()
+            ceiling.draw(ceiling.table(store), figure)
+            return style.save(figure)
+
+    assert once() == once()
+
+
+@pytest.mark.usefixtures("coarse")
+def test_a_missing_table_is_one_clear_line_and_leaves_the_rest(tmp_path: Path) -> None:
+    store = synthetic_store.build(tmp_path / "data", TWO[1:], budgets=(8,), row_documents=0)
+    build(store, tmp_path / "figures")
+    before = (tmp_path / "figures" / "ceiling.png").read_bytes()
+    store.fit("ceiling").unlink()
+    with pytest.raises(BadInput, match=r"fits/ceiling\.parquet: no such file.*make analysis"):
+        build(store, tmp_path / "figures")
+    assert (tmp_path / "figures" / "ceiling.png").read_bytes() == before
+    synthetic_store.put(store, CEILING, [])
+    with pytest.raises(BadInput, match="no rows"):
+        build(store, tmp_path / "figures")
+
+
+@pytest.mark.usefixtures("coarse")
+@pytest.mark.parametrize("budgets", [(8,), (16, 32)])
+def test_one_model_few_documents_other_budgets(tmp_path: Path, budgets: tuple[int, ...]) -> None:
+    own = (Model("own", "own-rows", 1, 1, 0.4),)
+    store = synthetic_store.build(tmp_path, own, budgets=budgets, documents=3, row_documents=0)
+    assert len(build(store, tmp_path / "figures")) == len(PICTURES)
+    assert flat_map.table(store)["s"].unique().to_list() == [min(budgets)]
+    assert ceiling.table(store)["floor_low"].null_count() == len(budgets)
+
+
+@pytest.mark.usefixtures("coarse")
+def test_infinite_and_missing_numbers_are_drawn_round(tmp_path: Path) -> None:
+    store = synthetic_store.build(tmp_path, TWO, row_documents=0)
+    changed(store, "ceiling", pl.lit(None, dtype=pl.Float64).alias("cap"))
+    changed(store, "ceiling", pl.lit(None, dtype=pl.Float64).alias("closure"))
+    changed(store, "map", pl.when(pl.col("layer") == 0).then(math.inf).otherwise(pl.col("kappa")).alias("kappa"))
+    changed(store, "map", pl.lit(None, dtype=pl.Boolean).alias("flat"))
+    changed(store, "predictor", pl.lit(None, dtype=pl.Float64).alias("auc"))
+    infinite = pl.when(pl.col("s") == 32).then(math.inf).otherwise(pl.col("penalty")).alias("penalty")
+    changed(store, "penalty", infinite)
+    assert len(build(store, tmp_path / "figures")) == len(PICTURES)
+
+
+def test_the_ceiling_draws_one_minus_the_closable_fraction(store: Store) -> None:
+    fit = read(CEILING, store.fit("ceiling"))
+    with style.applied():
+        figure = style.blank()
+        ceiling.draw(ceiling.table(store), figure)
+    near = figure.axes[1]
+    marks = sorted(float(y) for line in near.lines if line.get_marker() == "_" for y in line.get_ydata())
+    assert marks == pytest.approx(sorted(1 - c for c in fit["closable"]), abs=1e-12)
+    low, high = near.get_ylim()
+    assert low <= 1 - fit["closable_q75"].max() and high > 1
+    whole = figure.axes[0]
+    assert whole.get_ylim()[0] < 0 < 1 < whole.get_ylim()[1]
+
+
+def test_families_come_in_the_house_order(tmp_path: Path) -> None:
+    models = (Model("gemma", "g", 1, 1, 0.1), Model("mistral", "m", 1, 1, 0.1), Model("llama", "l", 1, 1, 0.1))
+    store = synthetic_store.build(tmp_path, models, budgets=(4,), row_documents=0)
+    assert ceiling.table(store)["model"].to_list() == ["l", "g", "m"]
+
+
+def test_flat_cells_are_the_marked_ones(store: Store) -> None:
+    frame = flat_map.table(store)
+    assert frame["s"].unique().to_list() == [8]
+    with style.applied():
+        figure = style.blank()
+        flat_map.draw(frame, figure)
+    for axes, (_, model) in zip(figure.axes[:2], style.models(frame), strict=False):
+        dots = {(int(y), int(x)) for x, y in axes.collections[0].get_offsets()}
+        own = frame.filter((pl.col("model") == model) & pl.col("flat"))
+        assert dots == set(zip(own["layer"], own["q_head"], strict=True))
+    shape = read(MAP, store.fit("map")).filter(pl.col("s") == 8).height
+    assert frame.height == shape == 30 * 9 + 4 * 4
+
+
+def test_each_roc_curve_has_its_area(store: Store) -> None:
+    areas = read(PREDICTOR, store.fit("predictor")).filter(pl.col("s") == 8)
+    points = read(ROC, store.fit("roc")).filter(pl.col("s") == 8)
+    frame = roc.table(store)
+    assert frame.height == points.height
+    for record in areas.iter_rows(named=True):
+        same = frame.filter(pl.col("model") == record["model"], pl.col("statistic") == record["statistic"])
+        assert set(same["auc"]) == {record["auc"]}
+
+
+def test_published_values_are_marked_and_never_under_our_models(store: Store) -> None:
+    for frame in (penalty.table(store), rules.table(store)):
+        published = frame.filter(pl.col("source") == "published")
+        assert set(published["model"]) == {"Qwen2.5-1.5B"}
+        assert published["n_rows"].null_count() == published.height > 0
+        assert set(frame.filter(pl.col("source") == "ours")["model"]) == {model.name for model in TWO}
+    price = penalty.table(store).filter(pl.col("source") == "published").sort("s")
+    assert price["penalty"].to_list() == [1.07, 1.16, 1.39, 1.79]
+    ours = read(PENALTY, store.fit("penalty"))
+    assert penalty.table(store).filter(pl.col("source") == "ours").height == ours.height
+
+
+def test_a_users_rule_stands_in_the_figure_of_rules(store: Store) -> None:
+    frame = rules.table(store)
+    assert "recent_half" in set(frame["rule"]) and "top_mass" not in set(frame["rule"])
+    with style.applied():
+        figure = style.blank()
+        rules.draw(frame, figure)
+        figure.draw_without_rendering()
+    assert "recent_half" in {text.get_text() for text in figure.findobj(Text)}
+
+
+def test_series_are_told_apart_without_colour() -> None:
+    looks = [*style.LOOKS, style.PUBLISHED]
+    for one, other in itertools.combinations(looks, 2):
+        assert one.marker != other.marker and one.dashes != other.dashes
+    for one, other in itertools.combinations(style.LOOKS[:3], 2):  # a figure of three curves has no markers
+        assert abs(grey(one.colour) - grey(other.colour)) > 0.1
+    assert all(grey(one.colour) < 0.8 for one in looks)
+    assert style.look(len(style.LOOKS)).colour != style.look(0).colour
+
+
+def grey(colour: str) -> float:
+    """What a grey printer makes of a colour, by Pillow's conversion: 0 black, 1 white."""
+    rgb = tuple(round(255 * part) for part in to_rgb(colour))
+    return float(Image.new("RGB", (1, 1), rgb).convert("L").getpixel((0, 0))) / 255
+
+
+def test_the_maps_colours_rise_evenly_in_grey() -> None:
+    from matplotlib import colormaps
+
+    colours = (255 * colormaps[style.MAP_COLOURS](np.linspace(0, 1, 11))[:, :3]).astype(np.uint8)
+    shades = np.asarray(Image.fromarray(colours[None]).convert("L"), dtype=float)[0]
+    assert (np.diff(shades) > 10).all()
+
+
+def test_csv_is_plain() -> None:
+    text = to_csv(pl.DataFrame({"a": [1e-7, 1e22, None], "b": ["x,y", "<b>", ""]}))
+    assert text.splitlines()[1] == '0.0000001,"x,y"'
+    assert "e" not in text.splitlines()[2]

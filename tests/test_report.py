@@ -1,0 +1,269 @@
+"""The page: one file that loads nothing, says what is ours and what is published, and shows the right ten rows."""
+
+import base64
+import io
+import re
+import sys
+from html.parser import HTMLParser
+from pathlib import Path
+
+import polars as pl
+import pytest
+from PIL import Image
+
+from data.command_line import run
+from data.store import Store
+from figures import style
+from figures.__main__ import application
+from figures.build import build
+from figures.gallery import gallery, visible
+from figures.page_tables import number, percent, span
+from figures.report import render, write_report
+from tests import synthetic_store
+from tests.synthetic_store import Model
+
+MODELS = (
+    Model("llama", "SmolLM2-135M-Instruct-Q4_1", 3, 3, 0.05),
+    Model("gemma", "embedded-gemma", 4, 4, 0.02),
+)
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory: pytest.TempPathFactory) -> Store:
+    return synthetic_store.build(tmp_path_factory.mktemp("data"), MODELS)
+
+
+@pytest.fixture(scope="module")
+def figures(store: Store, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("figures")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(style, "save", synthetic_store.quick_save)
+        build(store, folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def page(store: Store, figures: Path) -> str:
+    return render(store, figures)
+
+
+class Tags(HTMLParser):
+    """Every tag with its attributes, and the text between."""
+
+    def __init__(self, page: str) -> None:
+        super().__init__()
+        self.tags: list[tuple[str, dict[str, str | None]]] = []
+        self.text = ""
+        self.feed(page)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append((tag, dict(attrs)))
+
+    def handle_data(self, data: str) -> None:
+        self.text += data
+
+
+def test_the_page_loads_nothing(page: str) -> None:
+    assert "http://" not in page and "https://" not in page
+    assert not re.search(r"url\(|@import|<script|<link|<iframe|<object", page)
+    for tag, attributes in Tags(page).tags:
+        assert tag not in ("script", "link", "iframe", "object", "embed", "base")
+        assert not any(name.startswith("on") for name in attributes)
+        if "src" in attributes:
+            assert str(attributes["src"]).startswith("data:image/png;base64,")
+        if "href" in attributes:
+            assert str(attributes["href"]).startswith("#")
+
+
+def test_every_link_within_the_page_has_its_place(page: str) -> None:
+    tags = Tags(page).tags
+    places = [attributes["id"] for _, attributes in tags if "id" in attributes]
+    assert len(places) == len(set(places))
+    assert {str(attributes["href"])[1:] for _, attributes in tags if "href" in attributes} <= set(places)
+
+
+def test_all_images_decode_and_are_the_figures(page: str, figures: Path) -> None:
+    images = [str(attributes["src"]).split(",")[1] for tag, attributes in Tags(page).tags if tag == "img"]
+    shown = [base64.b64decode(image, validate=True) for image in images]
+    assert len(shown) == 5
+    for png in shown:
+        Image.open(io.BytesIO(png)).load()
+    assert set(shown) == {path.read_bytes() for path in figures.glob("*.png")}
+
+
+def test_tokens_are_escaped(page: str) -> None:
+    assert "<script" not in page
+    assert "&lt;script&gt;alert(1)" in page
+    assert "␣&amp;amp;" in page  # the token " &amp;" shows as it is
+
+
+def test_the_gallery_has_the_ten_largest_finite_kappas(store: Store) -> None:
+    found: dict[str, tuple[float, int]] = {}
+    for path in store.root.glob("subsets/*/s-*/standard/*.parquet"):
+        errors: dict[str, dict[str, float]] = {}
+        for record in pl.read_parquet(path).iter_rows(named=True):
+            errors.setdefault(record["row_id"], {})[record["rule"]] = record["error"]
+            s = record["s"]
+        for row_id, error in errors.items():
+            kappa = error["top_mass"] / error["optimal_pool"]
+            found[row_id] = max(found.get(row_id, (0.0, 0)), (kappa, s))
+    expected = sorted(((*pair, row_id) for row_id, pair in found.items()), reverse=True)[:10]
+    shown = gallery(store)
+    assert [(entry.kappa, entry.s, entry.row_id) for entry in shown] == expected
+    assert len({entry.row_id for entry in shown}) == 10
+
+
+def test_an_entry_holds_the_rows_own_keys_weights_and_tokens(store: Store) -> None:
+    entries = gallery(store, 24)
+    assert any(entry.family == "gemma" for entry in entries)
+    for entry in entries:
+        row = pl.read_parquet(store.rows(entry.model, entry.doc_id)).row(
+            by_predicate=pl.col("row_id") == entry.row_id, named=True
+        )
+        tokens = pl.read_parquet(store.tokens(entry.model, entry.doc_id))["text"].to_list()
+        subsets = pl.read_parquet(store.subsets(entry.model, entry.s, "standard", entry.doc_id))
+        kept = {
+            record["rule"]: set(record["subset"])
+            for record in subsets.filter(pl.col("row_id") == entry.row_id).iter_rows(named=True)
+        }
+        top, best = kept["top_mass"], kept["optimal_pool"]
+        assert {key.position for key in entry.kept} == top
+        assert {out.position for out, _ in entry.swaps} == top - best
+        assert {into.position for _, into in entry.swaps} == best - top
+        assert {key.position for key in entry.kept if key.swapped} == top - best
+        keys = [*entry.kept, *(into for _, into in entry.swaps)]
+        assert all(key.weight == row["weights"][key.position - row["first_key"]] for key in keys)
+        assert all(key.text == visible(tokens[key.position]) for key in keys)
+        weights = [key.weight or 0 for key in entry.kept]
+        assert weights == sorted(weights, reverse=True)
+        assert entry.mass_top == pytest.approx(sum(weights), abs=1e-6)
+        assert entry.context[-1].text == visible(tokens[row["position"]]) and "query" in entry.context[-1].role
+
+
+def test_rows_with_a_zero_optimum_stay_out(tmp_path: Path) -> None:
+    store = synthetic_store.build(tmp_path, MODELS[1:], budgets=(8,), row_documents=1)
+    best = gallery(store)[0]
+    path = store.subsets(best.model, 8, "standard", 0)
+    frame = pl.read_parquet(path).with_columns(
+        error=pl.when((pl.col("row_id") == best.row_id) & (pl.col("rule") == "optimal_pool"))
+        .then(1e-13)
+        .otherwise(pl.col("error"))
+    )
+    synthetic_store.write(synthetic_store.SUBSETS, frame, path, synthetic_store.PROVENANCE)
+    assert best.row_id not in {entry.row_id for entry in gallery(store)}
+
+
+def test_white_space_is_visible() -> None:
+    assert visible(" a\n\t") == "␣a⏎⇥"
+    assert visible("\x00") == "\\x00" and visible("") == "∅"
+    assert visible("é<") == "é<"
+
+
+def test_the_finding_has_our_numbers(page: str) -> None:
+    text = " ".join(Tags(page).text.split())
+    assert "On 648 attention rows of SmolLM2-135M-Instruct-Q4_1" in text
+    assert "median of 3.5% to 5.8%" in text  # .05 x (.7 to 1.15)
+    assert "area under the ROC curve of 0.78" in text
+    assert "s = 4 to 32" in text
+
+
+def test_the_page_is_honest(page: str) -> None:
+    text = " ".join(Tags(page).text.split())
+    for words in (
+        "say nothing about large models",
+        "dequantised",
+        "lower bounds",
+        "0.73 at 3, 0.84 at 5, 0.89 at 10, 0.93 at 20 documents",
+        "0.90 at 12 documents",
+        "B = 1,000",
+        "This rule is ours",
+        "P1, arXiv 2608.25230",
+        "Table 8",
+        "what differs",
+    ):
+        assert words in text, words
+    assert "< 0.002" in text  # a bootstrap p of 0
+    assert "[0.028, 0.042]" in text  # the interval of c-hat at s = 4
+
+
+def test_published_numbers_stand_beside_ours(page: str) -> None:
+    rows = [re.sub(r"<[^>]+>", " ", row) for row in re.findall(r"<tr.*?</tr>", page, flags=re.S)]
+    price = next(row for row in rows if "fully corrective)" in row)
+    assert "1.07" in price and "Qwen2.5-1.5B" in price
+
+
+def test_few_documents_give_counts_alone(tmp_path: Path, figures: Path) -> None:
+    store = synthetic_store.build(tmp_path, MODELS[1:], budgets=(4,), documents=3)
+    text = " ".join(Tags(render(store, figures)).text.split())
+    assert "Below 10 documents no interval is given, only counts: embedded-gemma" in text
+    assert not re.search(r"\[\d[^\]]*, \d[^\]]*\]", text.replace("[64, length)", ""))
+
+
+def test_rows_without_tokens_show_positions(tmp_path: Path, figures: Path) -> None:
+    store = synthetic_store.build(tmp_path, MODELS, tokens=False)
+    entry = gallery(store)[0]
+    assert entry.context == [] and all(key.text == "" for key in entry.kept)
+    assert all(key.weight is not None for key in entry.kept)
+    assert str(entry.kept[0].position) in render(store, figures)
+
+
+def test_the_page_without_any_rows(tmp_path: Path, figures: Path) -> None:
+    store = synthetic_store.build(tmp_path, MODELS, row_documents=0)
+    assert gallery(store) == []
+    assert "No rows with a finite" in render(store, figures)
+
+
+def test_a_users_own_rows_have_no_captured_file(tmp_path: Path, figures: Path) -> None:
+    store = synthetic_store.build(tmp_path, (Model("own", "mine", 1, 1, 0.1),), budgets=(8,))
+    for path in store.row_files():
+        path.unlink()
+    entry = gallery(store)[0]
+    assert entry.position is None and entry.kept[0].weight is None
+    assert "mine" in render(store, figures)
+
+
+def test_the_report_is_written_once(store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(style, "save", synthetic_store.quick_save)
+    build(store, tmp_path / "figures")
+    path, written = write_report(store, tmp_path)
+    first = path.read_bytes()
+    assert written and write_report(store, tmp_path) == (path, False)
+    path.write_bytes(first.replace(b"made-from", b"made_from"))
+    assert write_report(store, tmp_path) == (path, True)
+    assert path.read_bytes() == first
+
+
+@pytest.mark.parametrize("command", [[], ["report"]])
+def test_no_data_is_one_line_and_code_2(
+    tmp_path: Path, command: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    arguments = ["--data", str(tmp_path / "none"), "--out", str(tmp_path / "out")]
+    monkeypatch.setattr(sys, "argv", ["figures", *command, *arguments])
+    with pytest.raises(SystemExit) as caught:
+        run(application, "figures")
+    error = capsys.readouterr().err
+    assert caught.value.code == 2 and error.count("\n") == 1 and "ceiling.parquet: no such file" in error
+    assert not (tmp_path / "out").exists()
+
+
+def test_the_command_line_draws_then_says_current(
+    tmp_path: Path, store: Store, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(style, "save", synthetic_store.quick_save)
+    monkeypatch.setattr(sys, "argv", ["figures", "report", "--data", str(store.root), "--out", str(tmp_path)])
+    said = []
+    for _ in range(2):
+        with pytest.raises(SystemExit) as caught:
+            run(application, "figures")
+        assert caught.value.code == 0
+        said.append(capsys.readouterr().out)
+    assert "drew ceiling" in said[0] and "report.html: written" in said[0]
+    assert said[1].count("current, nothing to do") == 2
+
+
+def test_numbers_as_a_reader_sees_them() -> None:
+    assert [number(v) for v in (0.0123, 12.345, 1234.5, None, float("nan"), float("inf"))] == [
+        "0.012", "12.3", "1,234", "–", "–", "∞",
+    ]  # fmt: skip
+    assert [percent(v) for v in (0.4321, 0.0, 0.001, 1.0, None)] == ["43%", "0%", "< 1%", "100%", "–"]
+    assert span([0.05, None, 0.06], 2) == "0.05 to 0.06" and span([0.051, 0.052], 2) == "0.05" and span([]) == "–"
