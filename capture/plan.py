@@ -11,8 +11,6 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import numpy as np
-
 from capture.checkpoints import Source
 from data import BadInput, Provenance, Store
 from data.schema import ROWS
@@ -26,7 +24,7 @@ DTYPES = ("float32", "bfloat16", "float16")
 WRITING_SPEED = 150e6  # bytes a second: compressing and writing kv on one core, for the estimate of time alone
 EFFICIENCY = 0.4  # share of a matrix product's speed that a whole model reaches, for the estimate of time alone
 LOADING = 5.0  # seconds that importing torch and loading a small model take, for the same
-LIBRARIES = 0.5e9  # bytes that Python with torch and transformers takes before any model is loaded
+LIBRARIES = 0.8e9  # bytes that Python with torch and transformers takes before any model is loaded
 GGUF_BYTES = 0.7  # bytes a parameter takes in a 4- to 5-bit GGUF file
 SLACK = 1.05  # room that table rows, tokens and file footers take beside kv, for the estimate of disk alone
 
@@ -171,14 +169,16 @@ def describe(cost: Cost, device: str) -> str:
 
 
 def _matmul_speed() -> float:
-    """Operations a second of a float32 matrix product on this CPU now, measured in a few hundredths of a second."""
-    a = np.ones((512, 512), dtype=np.float32)
-    a @ a
-    start = time.perf_counter()
-    repeats = 4
-    for _ in range(repeats):
+    """Operations a second of torch's float32 matrix product on this CPU now: best of a few, as others may use it."""
+    import torch
+
+    a = torch.ones(1024, 1024)
+    best = math.inf
+    for _ in range(5):
+        start = time.perf_counter()
         a @ a
-    return repeats * 2 * 512**3 / (time.perf_counter() - start)
+        best = min(best, time.perf_counter() - start)
+    return 2 * 1024**3 / best
 
 
 def check_disk(store: Store, needed: int) -> None:
