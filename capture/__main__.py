@@ -8,7 +8,7 @@ import typer
 from capture import checkpoints, documents, stage
 from capture.families import FAMILIES
 from capture.plan import Request
-from data import Store
+from data import BadInput, Store
 from data.command_line import app, run
 from data.store import CHECKOUT
 
@@ -19,7 +19,7 @@ application = app("Capture attention rows of a model: queries, keys and values e
 def main(
     model: Annotated[
         str | None,
-        typer.Option(help=f"Family: {', '.join(FAMILIES)}; its default model unless --checkpoint."),
+        typer.Option(help=f"Family: {', '.join(FAMILIES)}; its default model unless --checkpoint. Or several: a,b."),
     ] = None,
     checkpoint: Annotated[
         str | None, typer.Option(help="A Hub name, a local folder (safetensors or GGUF) or a .gguf file.")
@@ -43,9 +43,12 @@ def main(
 ) -> None:
     """Write data/kv, data/tokens and data/rows of one model."""
     files = documents.text_files(text)
-    source = checkpoints.find(model, checkpoint, gemma_terms)
     request = Request(files, docs, length, rows, device, dtype, seed)
-    stage.capture(source, request, Store(data), dry_run)
+    names = model.split(",") if model else [None]
+    if checkpoint is not None and len(names) > 1:
+        raise BadInput(f"--model {model} with --checkpoint: expected one family")
+    for name in names:
+        stage.capture(checkpoints.find(name, checkpoint, gemma_terms), request, Store(data), dry_run)
 
 
 if __name__ == "__main__":

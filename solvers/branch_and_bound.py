@@ -11,6 +11,7 @@ from solvers.exhaustive import leaf_rounding, searchable
 from solvers.problem import Instance
 
 PROOF_GAP = 1e-9  # "optimal" means that no subset has an error below (1 - 1e-9) of the one returned
+NO_LIMIT = 2**62
 MOST_DIMENSIONS = 4096  # the relative slack on computed norms covers no more
 
 
@@ -42,7 +43,7 @@ def certify(
     steps, weights = row.steps[keys], row.weights[keys]
     slack = leaf_rounding(row, keys.size) + row.rounding / row.unit
     done, chosen, error, tau, nodes = kernels.search(
-        steps, weights, row.distances[keys] / row.unit, s, gap, slack, node_limit or np.iinfo(np.int64).max
+        steps, weights, row.distances[keys] / row.unit, s, gap, slack, node_limit or NO_LIMIT
     )
     seconds = time.perf_counter() - began
     zero = error <= slack

@@ -66,5 +66,6 @@ def least_free_error(row: Instance, supports: list[Indices]) -> FreeSupport:
 
 def _filled(row: Instance, support: Indices, s: int) -> Indices:
     """The support and the heaviest other keys, s in all, sorted."""
-    others = row.order[~np.isin(row.order, support)]
+    heaviest = row.order[:s]  # s of them hold enough keys outside the support
+    others = heaviest[~np.isin(heaviest, support)]
     return np.sort(np.concatenate([support, others[: s - support.size]]))

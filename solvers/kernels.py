@@ -159,21 +159,23 @@ def revolve(chosen, r):
 def best_completion(a, w, kept, n_kept, free, n_free, r, best, best_set, total, fresh):
     """Visit every way to complete the kept keys by r of the free ones (n_free >= r >= 1).
 
-    The running sum drifts by at most 2 REFRESH u times the sizes added between two refreshes; a subset whose error
-    could be below the best within that drift is summed afresh, so the answer is that of summing each subset from its
-    own steps. Updates best_set in place; returns the least error (at most `best`) and the number of subsets visited.
+    The running sum and mass drift by at most 2 REFRESH u times the sizes added between two refreshes; a subset whose
+    error could be below the best within that drift is summed afresh, so the answer is that of summing each subset
+    from its own steps. Updates best_set in place; returns the least error (at most `best`) and the subsets visited.
     """
     d, s = a.shape[1], n_kept + r
     chosen = np.arange(r + 1)
     chosen[r] = n_free
     trial = np.empty(s, np.int64)
     trial[:n_kept] = kept[:n_kept]
-    largest = 0.0
+    largest, heaviest = 0.0, 0.0
     for t in range(n_free):
         largest = max(largest, dot(a[free[t]], a[free[t]]))
+        heaviest = max(heaviest, w[free[t]])
     for k in range(n_kept):
         largest = max(largest, dot(a[kept[k]], a[kept[k]]))
-    drift = 4.0 * (REFRESH + s + d) * U * (s + 2) * math.sqrt(largest)
+        heaviest = max(heaviest, w[kept[k]])
+    drift = 4.0 * (REFRESH + s + d) * U * (s + 2) * (math.sqrt(largest) + best * heaviest)
     mass, visited = 0.0, 0
     while True:
         if visited % REFRESH == 0:
@@ -538,22 +540,34 @@ def frank_wolfe_fully_corrective(c, w, s):
     return np.sort(ids[:size, 0]), math.sqrt(dot(x, x))
 
 
+@nb.njit(cache=True)
+def copy_corral(size, source, target):
+    """Copy the corral's weights, points, ids and Gram matrix: the first four arrays of a workspace."""
+    for k in range(size):
+        target[0][k] = source[0][k]
+        target[1][k] = source[1][k]
+        target[2][k, 0] = source[2][k, 0]
+        target[3][k, :size] = source[3][k, :size]
+
+
 @nb.njit(nb.types.Tuple((FOUND, REAL, COUNT))(MATRIX, VECTOR, KEYS, COUNT), cache=True)
 def improve_support(c, w, start, rounds):
     """From a support of s keys, add the deepest key and drop the least used one while the free error falls.
 
-    Each round offers the two deepest keys, and for each the two least used keys to drop; a key that carries no weight
-    is dropped for nothing. Returns the support (s keys, sorted), its free error and the rounds made.
+    Each round offers the two deepest keys, and for each the two least used keys to drop (those without weight first).
+    Every trial starts from the corral at hand, so it costs a few minor cycles. Returns the support (s keys, sorted),
+    its free error and the rounds made.
     """
     d, s = c.shape[1], start.shape[0]
     x, tried = np.empty(d), np.empty(d)
     room = min(s + 1, d + 1) + 1
-    beta, points, ids, gram, factor, u = workspace(room, d, 1)
+    now, wide, narrow = workspace(room, d, 1), workspace(room, d, 1), workspace(room, d, 1)
     support = np.sort(start)
     inside = np.zeros(c.shape[0], np.bool_)
     inside[support] = True
-    nearest_to(c, support, beta, points, ids, gram, factor, u, x)
+    size = nearest_to(c, support, now[0], now[1], now[2], now[3], now[4], now[5], x)
     best = math.sqrt(dot(x, x))
+    wider, share = np.empty(s + 1, np.int64), np.empty(s)
     for done in range(rounds):
         first, second = -1, -1
         depth1, depth2 = dot(x, x) * LESS_FREE, dot(x, x) * LESS_FREE
@@ -566,26 +580,41 @@ def improve_support(c, w, start, rounds):
                     second, depth2 = j, depth
         moved = False
         for j in (first, second):
-            if j < 0 or moved:
+            if j < 0 or moved or size == room:
                 continue
-            wider = np.append(support, j)
-            size = nearest_to(c, wider, beta, points, ids, gram, factor, u, tried)
-            share = np.zeros(s)  # of the support's keys in the wider solution
-            for k in range(size):
+            copy_corral(size, now, wide)
+            wider[:s] = support
+            wider[s] = j
+            wide_size = enter(c[j], size, wide[0], wide[1], wide[3])
+            wide[2][wide_size - 1, 0] = j
+            wide_size = nearest_over(c, wider, wide_size, wide[0], wide[1], wide[2], wide[3], wide[4], wide[5], tried)
+            share[:] = 0.0  # of the support's keys in the wider solution
+            for k in range(wide_size):
                 for i in range(s):
-                    if support[i] == ids[k, 0]:
-                        share[i] = beta[k]
+                    if support[i] == wide[2][k, 0]:
+                        share[i] = wide[0][k]
             for _ in range(2):
                 out = np.argmin(share)
                 narrower = support.copy()
                 narrower[out] = j
-                nearest_to(c, narrower, beta, points, ids, gram, factor, u, tried)
+                copy_corral(wide_size, wide, narrow)
+                trial_size = wide_size
+                for k in range(wide_size):
+                    if wide[2][k, 0] == support[out]:
+                        trial_size = leave(k, wide_size, narrow[0], narrow[1], narrow[2], narrow[3])
+                if trial_size == 0:
+                    break
+                normalise(narrow[0], trial_size)
+                trial_size = nearest_over(
+                    c, narrower, trial_size, narrow[0], narrow[1], narrow[2], narrow[3], narrow[4], narrow[5], tried
+                )
                 error = math.sqrt(dot(tried, tried))
                 if error < best * LESS_FREE:
                     inside[support[out]] = False
                     inside[j] = True
-                    support, best, moved = narrower, error, True
+                    support, best, moved, size = narrower, error, True, trial_size
                     x[:] = tried
+                    copy_corral(size, narrow, now)
                     break
                 share[out] = np.inf
         if not moved:

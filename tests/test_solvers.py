@@ -155,6 +155,19 @@ def test_an_outlier_does_not_break_the_bound() -> None:
         assert found.error <= math.sqrt(best) * (1 + 1e-8) + 2 * row.rounding + 1e-13 * row.radius
 
 
+def test_a_heavy_key_that_leaves_does_not_spoil_the_mass_of_light_ones() -> None:
+    # the running mass of an enumeration forgets a tail of 1e-12 beside a key of weight 1
+    random = np.random.default_rng(0)
+    for _ in range(10):
+        weights = np.append(1.0, random.random(13) * 10.0 ** random.uniform(-16, -9, 13))
+        values = np.concatenate([np.zeros((1, 2)), random.standard_normal((13, 2))])
+        row = Instance(weights / weights.sum(), values)
+        best = math.sqrt(oracle.least_squared_error(oracle.exact(row.weights, row.values), 5)[0])
+        for found in (exhaustive(row, 5, np.arange(14)), certify(row, 5)):
+            assert found.lower <= best
+            assert found.error == pytest.approx(best, rel=1e-9, abs=2 * row.rounding)
+
+
 def test_gap_and_node_limit() -> None:
     row = captured_like(3, n=2000, d=32, sharpness=0.5)
     stopped = certify(row, 8, node_limit=5)
