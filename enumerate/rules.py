@@ -9,7 +9,8 @@ from enumerate.rows import RowToGrade
 from solvers import balancing, candidate_set, certify, exhaustive, frank_wolfe, free_error, least_free_error, top_mass
 from solvers import leverage as leverage_subset
 from solvers.balancing import LARGEST_ENUMERATED_BUDGET
-from solvers.problem import MOST_EXTRA, Indices, Instance, Reals
+from solvers.candidates import MOST_EXTRA
+from solvers.problem import Indices, Instance, Reals
 
 T = TypeVar("T")
 

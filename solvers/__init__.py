@@ -7,12 +7,13 @@ with announced():
 
 from solvers.balancing import balancing
 from solvers.branch_and_bound import certify
+from solvers.candidates import candidate_set, extra_keys
 from solvers.certificate import Certificate
 from solvers.exhaustive import exhaustive
 from solvers.free_weights import frank_wolfe, free_error, least_free_error
 from solvers.leverage import leverage, leverage_scores
 from solvers.load import load
-from solvers.problem import Instance, attention_weights, candidate_set, extra_keys, top_mass
+from solvers.problem import Instance, attention_weights, top_mass
 
 __all__ = [
     "Certificate",

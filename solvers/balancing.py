@@ -4,7 +4,8 @@ import numpy as np
 import numpy.typing as npt
 
 from solvers import kernels
-from solvers.problem import MOST_EXTRA, Indices, Instance, candidate_set, extra_keys, top_mass
+from solvers.candidates import MOST_EXTRA, candidate_set, extra_keys
+from solvers.problem import Indices, Instance, top_mass
 
 LARGEST_ENUMERATED_BUDGET = 32  # beyond it P1 does not say which candidates are offered; ours: 24 extra keys
 

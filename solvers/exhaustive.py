@@ -7,8 +7,9 @@ import numpy as np
 import numpy.typing as npt
 
 from solvers import kernels
+from solvers.candidates import candidate_set
 from solvers.certificate import Certificate
-from solvers.problem import UNIT_ROUNDOFF, Instance, candidate_set
+from solvers.problem import UNIT_ROUNDOFF, Instance
 
 EXHAUSTIVE_LIMIT = 5_000_000  # subsets; P1's largest sweep. A tenth of a second or so
 

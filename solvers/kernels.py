@@ -22,11 +22,11 @@ RIDGE = 1e-14  # times the mean of the Gram diagonal: keeps the Cholesky factor 
 VANISHING = 1e-9  # a convex weight below it leaves the corral
 FACE_TOLERANCE = 1e-7  # the node relaxation ends when no kept mean lies deeper than this, relative to |x|^2
 POINT_TOLERANCE = 1e-12  # the same for a free error, which is a result and not a step of a search
-EARLY_STOP = 0.8  # a relaxation that has fallen below this share of tau cannot prune: branch at once
+EARLY_STOP = 1.0  # times tau: a relaxation that has fallen below cannot prune, so it ends
 POLISHING = 10  # steps at most; each but the last lowers |x|
 MOST_STEPS = 60  # oracle calls per node
-LEAF_SUBSETS = 256  # a node with at most so many completions is enumerated: that costs no more than a relaxation
-FIXED_SHARE = 0.2  # solve a node's relaxation again if fixing removed more than this share of its free keys
+LEAF_SUBSETS = 400  # a node with at most so many completions is enumerated: that costs no more than a relaxation
+FIXED_SHARE = 0.05  # solve a node's relaxation again if fixing removed more than this share of its free keys
 
 # Floating point. These decide, and are derived where they are used.
 U = 2.0**-53
@@ -70,6 +70,36 @@ def error_of(a, w, subset, total):
     for i in range(total.shape[0]):
         total[i] /= mass
     return math.sqrt(dot(total, total))
+
+
+# ----------------------------------------------------------------------------------------------------------------
+# Candidate set
+
+
+@nb.njit(FOUND(VECTOR, VECTOR, KEYS, COUNT), cache=True)
+def candidates(w, single_key_errors, top, wanted):
+    """The top-mass set and the `wanted` other keys of positive weight with the largest single-key errors; sorted.
+
+    Ties go to the lowest index. There must be that many.
+    """
+    chosen = np.empty(wanted, np.int64)
+    inside = np.zeros(w.shape[0], np.bool_)
+    inside[top] = True
+    m = 0
+    for j in range(w.shape[0]):
+        if w[j] > 0 and not inside[j]:
+            if m < wanted:
+                i = m
+                m += 1
+            elif wanted > 0 and single_key_errors[j] > single_key_errors[chosen[m - 1]]:
+                i = m - 1
+            else:
+                continue
+            while i > 0 and single_key_errors[chosen[i - 1]] < single_key_errors[j]:
+                chosen[i] = chosen[i - 1]
+                i -= 1
+            chosen[i] = j
+    return np.sort(np.concatenate((top, chosen)))
 
 
 # ----------------------------------------------------------------------------------------------------------------
@@ -836,11 +866,19 @@ def branch_and_bound(a, w, reach, start, error, gap, floor, node_limit):
                 if f > f_best:
                     f_best = f
                     z_best[:] = z
+                whole = mass
+                y[:] = p
                 for k in range(n_kept):
                     trial[k] = kept[k]
                 for i in range(r):
-                    trial[n_kept + i] = free[chosen[i]]
-                e = error_of(a, w, trial, y)  # y becomes the kept mean
+                    j = free[chosen[i]]
+                    trial[n_kept + i] = j
+                    whole += w[j]
+                    for k in range(d):
+                        y[k] += a[j, k]
+                for k in range(d):
+                    y[k] /= whole
+                e = math.sqrt(dot(y, y))  # the selection is a subset like any other
                 if e < best:
                     best, tau = e, min(tau, (1.0 - gap) * e)
                     best_set[:] = trial

@@ -1,4 +1,4 @@
-"""The problem: one attention row, what a subset of its keys gets wrong, and which keys a rule may choose from.
+"""The problem: one attention row, and what a subset of its keys gets wrong.
 
 Notation of P1 (arXiv 2608.25230, section 2): weights p_j >= 0 with sum 1, values v_j in R^d, mu = sum_j p_j v_j.
 A subset A of s keys keeps its forced weights p_j / p(A), so its output is m_A = sum_A p_j v_j / p(A) and its
@@ -21,8 +21,6 @@ SUM_TOLERANCE = 1e-6  # how far the given weights may sum from 1 before they are
 SMALLEST_WEIGHT = 1e-290  # a weight below it counts as 0: its products would underflow, and no bound would hold
 LARGEST_VALUE = 1e150  # values beyond it are refused: their squares would overflow
 UNIT_ROUNDOFF = 2.0**-53
-ENUMERATION_CAP = 200_000  # subsets of a candidate set that P1 enumerates at most
-MOST_EXTRA = 24  # keys that P1 adds to the top-mass set at most
 
 
 @dataclass(frozen=True, eq=False)
@@ -201,47 +199,6 @@ def top_mass(row: Instance, s: int) -> Indices:
     """A*_s: the s keys of largest weight, ties to the lowest index; sorted indices (s,) (P1, section 2)."""
     row.check_budget(s)
     return np.sort(row.order[:s])
-
-
-def extra_keys(s: int) -> int:
-    """How many keys the candidate set adds to the top-mass set at budget s: 24, 12, 6, 4 at s = 4, 8, 16, 32.
-
-    min(24, max{e : C(s + e, s) <= 200,000}) (ours, the rule that gives the numbers of P1, section 3).
-    """
-    if s < 1:
-        raise ValueError(f"s = {s}: expected at least 1")
-    extra = 0
-    while extra < MOST_EXTRA and math.comb(s + extra + 1, s) <= ENUMERATION_CAP:
-        extra += 1
-    return extra
-
-
-def candidate_set(row: Instance, s: int, extra: int | None = None) -> Indices:
-    """The top-mass set and the `extra` other keys of largest single-key error p_j |v_j - mu|; sorted indices.
-
-    extra: default extra_keys(s). Fewer keys are added when the row has no more of positive weight; ties go to
-    the lowest index (ours). Source: P1, section 3.
-    """
-    row.check_budget(s)
-    wanted = min(extra_keys(s) if extra is None else extra, row.n_positive - s)
-    top = row.order[:s]
-    reach = row.single_key_errors.copy()
-    reach[row.weights == 0] = -1.0
-    reach[top] = -1.0
-    if wanted <= 0:
-        return np.sort(top)
-    return np.sort(np.concatenate([top, _largest(reach, wanted)]))
-
-
-def _largest(reach: Reals, wanted: int) -> Indices:
-    """Where the `wanted` largest entries are, ties to the lowest index; unsorted."""
-    near = np.argpartition(-reach, wanted - 1)[:wanted]
-    least = reach[near].min()
-    if np.count_nonzero(reach == least) == 1:
-        return near
-    # The partial sort breaks ties as it likes; only entries equal to the least that gets in are open to it.
-    above = np.flatnonzero(reach > least)
-    return np.concatenate([above, np.flatnonzero(reach == least)[: wanted - above.size]])
 
 
 def _frozen(array: Array) -> Array:
