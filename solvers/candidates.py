@@ -1,6 +1,7 @@
 """The candidate set: the few keys of a row among which the paper looks for a better subset (P1, section 3)."""
 
 import math
+from functools import lru_cache
 
 from solvers import kernels
 from solvers.problem import Indices, Instance
