@@ -9,10 +9,10 @@ from rich.console import Console
 
 from analysis import report, stage
 from analysis.bootstrap import RESAMPLES
-from analysis.frame import Sample
+from analysis.frame import Sample, outdated
 from data import Store, store
 from data.command_line import app, run
-from data.schema import CEILING, PENALTY, PREDICTOR
+from data.schema import CEILING, PENALTY, PREDICTOR, RULES
 
 PLAIN_WIDTH = 130  # characters of a line where there is no terminal to ask
 DATA = Store().root
@@ -28,6 +28,8 @@ def analyse(
 ) -> None:
     """Fit everything that the subsets of all models and budgets allow, and print it in short."""
     where = Store(data)
+    for line in report.about_outdated(outdated(where)):
+        _say(line)
     made = stage.provenance(where, seed, resamples)
     stale = stage.stale(where, made)
     for table in stage.FITS:
@@ -37,9 +39,12 @@ def analyse(
         frames = stage.compute(where, seed, resamples, _announce)
         for path in stage.write(where, frames, stale, made):
             _say(f"{path}: written")
-    found = {table.name: store.read(table, where.fit(table.name)) for table in (CEILING, PENALTY, PREDICTOR)}
+    found = {table.name: store.read(table, where.fit(table.name)) for table in (CEILING, PENALTY, PREDICTOR, RULES)}
     console = Console(width=None if sys.stdout.isatty() else PLAIN_WIDTH)
     console.print(report.in_short(found, resamples), markup=False)
+    own = report.own_rules(found["rules"])
+    if own is not None:
+        console.print(own, markup=False)
     for line in report.about_intervals(found["ceiling"]):
         console.print(line, soft_wrap=True, highlight=False, markup=False)
 

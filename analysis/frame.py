@@ -121,11 +121,12 @@ def samples(where: store.Store, resamples: int, seed: int) -> Iterator[Sample]:
 
 
 def files_of(where: store.Store) -> dict[Path, tuple[list[Path], list[Path]]]:
-    """Facts and subsets files of each model and budget, by the folder that holds both kinds.
+    """Facts and subsets files of each model and budget, by the folder that holds both kinds; without the outdated().
 
-    Raises BadInput if there are none, or if a folder holds one kind without the other.
+    Raises BadInput if there are none, if a folder holds one kind without the other, or if one is not readable.
     """
-    facts, subsets = where.fact_files(), where.subset_files()
+    left_out = set(outdated(where))
+    facts, subsets = where.fact_files(), [path for path in where.subset_files() if path not in left_out]
     if not subsets and not facts:
         raise BadInput(f"no subsets under {where.root}: expected those of a model; run make enumerate")
     groups: dict[Path, tuple[list[Path], list[Path]]] = {}
@@ -137,6 +138,27 @@ def files_of(where: store.Store) -> dict[Path, tuple[list[Path], list[Path]]]:
             missing = "facts" if own_subsets else "subsets"
             raise BadInput(f"{folder}: holds no {missing} files: run make enumerate again")
     return dict(sorted(groups.items()))
+
+
+def outdated(where: store.Store) -> list[Path]:
+    """Subsets files whose rows are not those of the facts of the same document: captured, or given, anew since.
+
+    A user's rule is graded when its user asks for it, the facts whenever rows change. Raises BadInput if a file
+    is not readable.
+    """
+    graded = {path: _rows_digest(ROW_FACTS, path) for path in where.fact_files()}
+    return [
+        path
+        for path in where.subset_files()
+        if (facts := path.parent.parent / "facts" / path.name) in graded
+        and graded[facts] != _rows_digest(SUBSETS, path)
+    ]
+
+
+def _rows_digest(table: Table, path: Path) -> object:
+    """What the footer says of the rows that the file was made from."""
+    inputs = store.footer(table, path)["inputs"]
+    return inputs.get("rows") if isinstance(inputs, dict) else None
 
 
 def _sample(

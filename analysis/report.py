@@ -1,6 +1,7 @@
 """What the analysis found, in one table for a person at a terminal."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from pathlib import Path
 
 import polars as pl
 from rich import box
@@ -8,9 +9,13 @@ from rich.table import Table as Grid
 
 from analysis.bootstrap import LEVEL, MIN_DOCUMENTS, format_p
 from analysis.predictor import DROPPED_MASS
+from analysis.rules import users_rules
 
 HEADINGS = ("model", "s", "rows", "docs", "c-hat", "share", "recovery", "pi", "AUC", "lead", "p", "rho(Phi)")
 TITLE = "Forced weights: what a better subset gains"
+OWN_HEADINGS = ("rule", "model", "s", "rows", "docs", "e / e_top", "e / ES_pool", "kept mass", "better", "worse")
+OWN_TITLE = "Your rules beside top-mass"
+OWN_CAPTION = "Medians; better, worse: share of rows whose error is below, above that of top-mass."
 CAPTION = (
     "Medians of c-hat, recovery and pi (least free error); share of rows with c-hat of at least 0.1;"
     " AUC of the dropped mass, its lead over the bound 2 D mbar, and the p of that lead;"
@@ -43,6 +48,42 @@ def in_short(fits: Mapping[str, pl.DataFrame], resamples: int) -> Grid:
             _with_interval(mass, "spearman_phi", ".2f"),
         )
     return grid
+
+
+def own_rules(rules: pl.DataFrame) -> Grid | None:
+    """A line per rule of the user's, model and budget, from table rules; None if there is no such rule."""
+    own = rules.filter(pl.col("rule").is_in(users_rules(rules))).sort("rule", "model", "s")
+    if own.is_empty():
+        return None
+    grid = Grid(title=OWN_TITLE, caption=OWN_CAPTION, box=box.SIMPLE_HEAD, padding=(0, 1), collapse_padding=True)
+    for heading in OWN_HEADINGS:
+        grid.add_column(heading, justify="left" if heading in ("rule", "model") else "right", overflow="fold")
+    for row in own.iter_rows(named=True):
+        grid.add_row(
+            row["rule"],
+            row["model"],
+            str(row["s"]),
+            str(row["n_rows"]),
+            str(row["n_documents"]),
+            _with_interval(row, "ratio", ".3f"),
+            _with_interval(row, "ratio_to_optimum", ".3f"),
+            _with_interval(row, "kept_mass", ".2f"),
+            _with_interval(row, "better", ".0%"),
+            _with_interval(row, "worse", ".0%"),
+        )
+    return grid
+
+
+def about_outdated(paths: Iterable[Path]) -> list[str]:
+    """A line per model, budget and rule that has subsets of rows that were replaced since."""
+    counts: dict[tuple[str, str, str], int] = {}
+    for path in paths:
+        rule, budget, model = path.parent.name, path.parent.parent.name, path.parent.parent.parent.name
+        counts[model, budget, rule] = counts.get((model, budget, rule), 0) + 1
+    return [
+        f"{model}, {budget}, {rule}: {count} documents left out, as their rows were replaced since: grade them again"
+        for (model, budget, rule), count in sorted(counts.items())
+    ]
 
 
 def about_intervals(ceiling: pl.DataFrame) -> list[str]:

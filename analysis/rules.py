@@ -1,9 +1,17 @@
 """Every rule beside top-mass and beside the pool optimum, a user's own rules included."""
 
 import numpy as np
+import polars as pl
 
 from analysis.bootstrap import median, share
-from analysis.frame import SAME_RELATIVE, Sample
+from analysis.frame import BALANCING, OPTIMAL_POOL, SAME_RELATIVE, TOP_MASS, Sample
+
+OURS = (TOP_MASS, BALANCING, OPTIMAL_POOL, "frank_wolfe", "geometric", "least_free", "leverage")  # others are a user's
+
+
+def users_rules(rules: pl.DataFrame) -> list[str]:
+    """Names of the user's own rules in table rules, sorted; the same number means the same rule in every figure."""
+    return sorted(str(rule) for rule in rules["rule"].unique() if rule not in OURS)
 
 
 def rules(sample: Sample) -> list[dict[str, object]]:

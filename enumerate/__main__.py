@@ -64,11 +64,13 @@ def optima(
 def show(
     row_id: Annotated[str, typer.Argument(help="MODEL:doc_id:layer:q_head:position, from the rows table.")],
     s: Annotated[int, typer.Option("--s", help="Budget.")] = 8,
+    rule: Annotated[str, typer.Option(help="Your own rule, FILE.py:FUNCTION, beside ours.")] = "",
     data: DataFolder = ROOT,
 ) -> None:
     """Print one row: tokens, weights, what each rule keeps, errors."""
+    mine = parse(rule, RULES) if rule else None
     try:
-        show_row(Store(data), row_id, s, Console(width=None if sys.stdout.isatty() else 150))
+        show_row(Store(data), row_id, s, Console(width=None if sys.stdout.isatty() else 150), mine)
     except ValueError as error:
         raise BadInput(str(error)) from error
 

@@ -1,5 +1,7 @@
 """One row, for a person: its tokens and weights, what each rule keeps of it, and what that costs."""
 
+import time
+
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
@@ -8,21 +10,28 @@ from data import Store
 from data.schema import TOKENS
 from data.store import read
 from enumerate.rows import captured_rows
-from enumerate.rules import grade
+from enumerate.rules import grade, grade_user
+from enumerate.user_rule import UserRule, apply, load
 from solvers import leverage_scores
 from solvers.load import find_row
 
 
-def show(store: Store, row_id: str, s: int, console: Console) -> None:
+def show(store: Store, row_id: str, s: int, console: Console, rule: UserRule | None = None) -> None:
     """Print one captured row at one budget: every key that some rule keeps, heaviest first, and each rule's errors.
 
-    Raises BadInput for an id that is not there, ValueError for a budget that the row cannot hold.
+    A user's rule comes last. Raises BadInput for an id that is not there or a user's rule that fails, ValueError
+    for a budget that the row cannot hold.
     """
     record = find_row(store, row_id)
     rows = captured_rows(store, record["model"], record["doc_id"], record["layer"])
     row = next(row for row in rows if row.row_id == row_id)
     scores = None if row.keys is None else leverage_scores(row.keys)
     graded = list(grade(row, s, "branch_and_bound", scores))
+    if rule is not None:
+        function = load(rule)
+        began = time.perf_counter()
+        kept = apply(rule, function, row, s)
+        graded.append(grade_user(row.instance, rule.name, kept, time.perf_counter() - began))
     tokens_path = store.tokens(record["model"], record["doc_id"])
     tokens = read(TOKENS, tokens_path).sort("position")
     text = dict(zip(tokens["position"], tokens["text"], strict=True))
@@ -53,9 +62,9 @@ def show(store: Store, row_id: str, s: int, console: Console) -> None:
 
     keys = Table(title="keys that a rule keeps, by weight")
     for heading in ("position", "token", "weight", "|v - mu|", *(one.rule for one in graded)):
-        keys.add_column(heading, justify="left" if heading == "token" else "right")
-    kept = sorted({int(j) for one in graded for j in one.subset}, key=lambda j: (-instance.weights[j], j))
-    for j in kept:
+        keys.add_column(heading, justify="left" if heading == "token" else "right", overflow="fold")
+    shown = sorted({int(j) for one in graded for j in one.subset}, key=lambda j: (-instance.weights[j], j))
+    for j in shown:
         position = row.first_key + j
         marks = ["x" if j in one.subset else "" for one in graded]
         token = escape(repr(text.get(position, "")))

@@ -1,27 +1,33 @@
-"""The ceiling: what the best subset of the candidate set leaves of top-mass's error, per model and budget."""
+"""The ceiling: what the best subset of the candidate set leaves of top-mass's error, and what a user's rules leave."""
 
 import math
 from itertools import pairwise
 from typing import Any
 
+import numpy as np
 import polars as pl
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.patches import ConnectionPatch
 
-from data.schema import CEILING
+from analysis.rules import users_rules
+from data.schema import CEILING, RULES
 from data.store import Store
 from figures import style
 from figures.fits import fit
 
-INPUTS = (CEILING,)
+INPUTS = (CEILING, RULES)
 _FLOOR, _CAP, _BALANCING = style.LOOKS[0].colour, "#8a2f3b", "#d98c21"
 _RIM: dict[str, Any] = {
     "markeredgecolor": style.INK,
     "markeredgewidth": 0.5,
 }  # sets the mark off from the bar behind it in grey
 _GAP = 1.2  # empty places between two models' groups
+_RATIO = "ratio:"  # begins the columns of a user's rules; no rule's name can hold a colon
+_SIDE, _APART = 0.3, 0.14  # places: how far the marks of a user's rules stand aside of ours, and from each other
+_OPEN_TOP = 1.24  # end of the whole scale while nothing lies above it
+_ABOVE = 0.9  # length of the logarithmic part above 1, where there is one, in units of the linear part
 
 
 def table(store: Store) -> pl.DataFrame:
@@ -29,7 +35,8 @@ def table(store: Store) -> pl.DataFrame:
 
     floor = 1 - median c-hat, its 95% interval (null below ten documents) and the quartiles of 1 - c-hat over
     rows; cap = 1 - the median that c-hat would have if as many optima improved as were published (P1);
-    balancing = 1 - its median closure.
+    balancing = 1 - its median closure. ratio:NAME, ratio_low:NAME, ratio_high:NAME = median e_s(rule) /
+    e_s(top-mass) of each rule of the user's and its interval, null where the rule was not graded.
     """
     share = {
         "floor": 1 - pl.col("closable"),
@@ -41,17 +48,31 @@ def table(store: Store) -> pl.DataFrame:
         "balancing": 1 - pl.col("closure"),
     }
     names = ["family", "model", "s", "n_rows", "n_documents"]
-    return style.in_order(fit(store, CEILING).select(*names, **share, cap_share="cap_share"), "s")
+    frame = style.in_order(fit(store, CEILING).select(*names, **share, cap_share="cap_share"), "s")
+    rules = fit(store, RULES)
+    for rule in users_rules(rules):
+        own = rules.filter(pl.col("rule") == rule).select(
+            "family",
+            "model",
+            "s",
+            *(pl.col(name).alias(f"{name}:{rule}") for name in ("ratio", "ratio_low", "ratio_high")),
+        )
+        frame = frame.join(own, on=["family", "model", "s"], how="left", maintain_order="left")
+    return frame
 
 
 def draw(frame: pl.DataFrame, figure: Figure) -> None:
-    """Two views of the same marks: the whole scale from dense (0) to top-mass (1), and its top magnified."""
+    """Two views of the same marks: the whole scale from dense (0) to top-mass (1), and its top magnified.
+
+    Where a user's rule is worse than top-mass, the whole scale goes on above 1 as a logarithmic one.
+    """
     groups = style.models(frame)
     places = _places(frame)
     crowded = len(places) > 24
-    figure.set_size_inches(style.PAGE_WIDTH if crowded else style.COLUMN_WIDTH, 3.9)
+    taller = 0.7 if goes_on_above(frame) else 0.0
+    figure.set_size_inches(style.PAGE_WIDTH if crowded else style.COLUMN_WIDTH, 3.9 + taller + 0.08 * len(users(frame)))
     figure.set_layout_engine("constrained", h_pad=0.04, w_pad=0.02, hspace=0.04)
-    whole, near = figure.subplots(2, 1, sharex=True, height_ratios=[1, 2.1])
+    whole, near = figure.subplots(2, 1, sharex=True, height_ratios=[1 + taller, 2.1])
     low = _lowest(frame)
     for axes in (whole, near):
         axes.axhline(1, color=style.INK, linewidth=0.8)
@@ -61,14 +82,16 @@ def draw(frame: pl.DataFrame, figure: Figure) -> None:
         for left, right in _boundaries(frame, places):
             axes.axvline((left + right) / 2, color=style.FAINT, linewidth=0.6)
     whole.axhline(0, color=style.INK, linewidth=0.8, linestyle=(0, (4, 2)))
-    whole.axhspan(low, 1, color=style.FAINT, alpha=0.45, linewidth=0)
-    whole.set_ylim(-0.1, 1.24)
-    whole.set_yticks([0, 0.5, 1], ["0", "0.5", "1"])
-    whole.text(places[-1] + 0.8, 1.04, "top-mass = 1", ha="right", va="bottom")
-    whole.text(places[-1] + 0.8, 0.04, "dense = 0", ha="right", va="bottom")
-    near.set_ylim(low, 1 + (1 - low) * 0.04)
+    whole.axhspan(low, _near_top(frame, low), color=style.FAINT, alpha=0.45, linewidth=0)
+    _whole_scale(whole, frame)
+    if users(frame):  # whose marks would be under a text above 1
+        whole.text(places[-1] + 0.8, 0.04, "top-mass = 1, dense = 0", ha="right", va="bottom")
+    else:
+        whole.text(places[-1] + 0.8, 1.04, "top-mass = 1", ha="right", va="bottom")
+        whole.text(places[-1] + 0.8, 0.04, "dense = 0", ha="right", va="bottom")
+    near.set_ylim(low, _near_top(frame, low))
     figure.supylabel("error relative to top-mass", fontsize=style.SMALLEST)
-    near.set_xticks(places, [str(s) for s in frame["s"]], rotation=0 if crowded else 90)
+    near.set_xticks(places, [str(s) for s in frame["s"]], rotation=0 if crowded or len(places) <= 10 else 90)
     near.set_xlabel("budget s (keys kept)")
     for (family, model), (first, last) in zip(groups, _spans(frame, places), strict=True):
         below = "" if model == family else style.name_lines(model, 20 if crowded or len(groups) < 3 else 9)
@@ -113,6 +136,14 @@ def _marks(axes: Axes, frame: pl.DataFrame, places: list[float], small: bool) ->
             axes.plot(x, row["cap"], "v", color=_CAP, markersize=3 * size, markerfacecolor="white", markeredgewidth=0.7)
         if _known(row["balancing"]):
             axes.plot(x, row["balancing"], "o", color=_BALANCING, markersize=2.8 * size, **_RIM)
+        rules = users(frame)
+        for number, rule in enumerate(rules):
+            at, look = x + _aside(number, len(rules)), style.own_look(number)
+            low, ratio, high = (row[f"{name}:{rule}"] for name in ("ratio_low", "ratio", "ratio_high"))
+            if _known(low, high):
+                axes.plot([at, at], [low, high], color=look.colour, linewidth=0.9 * size)
+            if _known(ratio):
+                axes.plot(at, ratio, look.marker, color=look.colour, markersize=4 * size, **_RIM)
 
 
 def _handles(frame: pl.DataFrame) -> list[Line2D]:
@@ -128,7 +159,62 @@ def _handles(frame: pl.DataFrame) -> list[Line2D]:
     handles.append(mark("balancing selector", _BALANCING, "o", markersize=3, **_RIM))
     if frame["cap"].is_not_null().any():
         handles.append(mark("cap (published share)", _CAP, "v", markersize=3.5, markerfacecolor="white"))
+    for number, rule in enumerate(users(frame)):
+        look = style.own_look(number)
+        handles.append(mark(style.short(rule, 24), look.colour, look.marker, **_RIM))
     return handles
+
+
+def users(frame: pl.DataFrame) -> list[str]:
+    """The user's rules that the frame has columns for."""
+    return [name.removeprefix(_RATIO) for name in frame.columns if name.startswith(_RATIO)]
+
+
+def goes_on_above(frame: pl.DataFrame) -> bool:
+    """Whether a user's rule is so much worse than top-mass that the whole scale goes on above it, logarithmically."""
+    return max(_users_values(frame), default=1.0) > _OPEN_TOP
+
+
+def _users_values(frame: pl.DataFrame) -> list[float]:
+    """Every median of a user's rule and every end of its interval."""
+    columns = [f"{name}:{rule}" for rule in users(frame) for name in ("ratio_low", "ratio", "ratio_high")]
+    return [value for name in columns for value in frame[name] if _known(value)]
+
+
+def _aside(number: int, count: int) -> float:
+    """How far from its budget's place the mark of a user's rule stands, half left and half right of ours."""
+    left = count // 2
+    side, among, of = (-1, number, left) if number < left else (1, number - left, count - left)
+    return side * _SIDE + _APART * (among - (of - 1) / 2)
+
+
+def _whole_scale(axes: Axes, frame: pl.DataFrame) -> None:
+    """Linear from dense (0) to top-mass (1); above 1 logarithmic up to the user's highest mark, if it lies far up."""
+    if not goes_on_above(frame):
+        axes.set_ylim(-0.1, _OPEN_TOP)
+        axes.set_yticks([0, 0.5, 1], ["0", "0.5", "1"])
+        return
+    top = max(1.6, 1.2 * max(_users_values(frame)))
+    stretch = _ABOVE / math.log(top)
+
+    def place(y: np.ndarray) -> np.ndarray:
+        return np.where(y <= 1, y, 1 + stretch * np.log(np.maximum(y, 1)))
+
+    def value(z: np.ndarray) -> np.ndarray:
+        return np.where(z <= 1, z, np.exp(np.maximum(z - 1, 0) / stretch))
+
+    axes.set_yscale("function", functions=(place, value))
+    axes.set_ylim(-0.1, top)
+    steps = (1, 1.5, 2, 3, 5) if top < 4 else (1, 2, 5) if top < 40 else (1,)
+    above = [step * 10.0**power for power in range(9) for step in steps if 1 < step * 10.0**power <= top]
+    axes.set_yticks([0, 0.5, 1, *above], ["0", "0.5", "1", *(f"{tick:g}" for tick in above)])
+    axes.set_yticks([], minor=True)
+
+
+def _near_top(frame: pl.DataFrame, low: float) -> float:
+    """The upper end of the magnified view: just above 1, or above those marks of a user's rules that are not far up."""
+    close = [value for value in _users_values(frame) if value <= 1 + (1 - low) / 3]
+    return max(1 + (1 - low) * 0.04, max(close, default=0.0) + (1 - low) * 0.03)
 
 
 def _places(frame: pl.DataFrame) -> list[float]:
@@ -159,7 +245,7 @@ def _boundaries(frame: pl.DataFrame, places: list[float]) -> list[tuple[float, f
 def _lowest(frame: pl.DataFrame) -> float:
     """The lower end of the magnified view: below every mark, on a tenth, at most 0.9."""
     columns = ["floor", "floor_low", "floor_q25", "cap", "balancing"]
-    values = [v for name in columns for v in frame[name] if _known(v)]
+    values = [v for name in columns for v in frame[name] if _known(v)] + _users_values(frame)
     return max(0.0, min(0.9, math.floor(10 * min(values, default=0.9) - 1e-9) / 10))
 
 

@@ -13,6 +13,8 @@ from figures import style
 from figures.page_tables import Cell, PageTable, estimate, number, percent, span
 from figures.published_values import nearest
 
+OWN_ROWS = "own"  # family of the rows that a user brings
+
 
 @dataclass(frozen=True)
 class Quantity:
@@ -63,6 +65,7 @@ def compare(store: Store, tables: Mapping[str, pl.DataFrame]) -> Comparison:
     family, model = style.models(ceiling)[0]
     length, n_rows = _length(store, model), int(ceiling["n_rows"][0])
     found = {**tables, "facts": _facts(store)}
+    alone = ceiling["model"].n_unique() == 1
     rows: list[list[Cell]] = []
     groups = []
     for quantity in QUANTITIES:
@@ -81,22 +84,26 @@ def compare(store: Store, tables: Mapping[str, pl.DataFrame]) -> Comparison:
         groups.append(len(rows))
         there = [published for *_, published in part]
         one_place = len({(one.model, one.place) for one in there}) == 1
-        differs = Cell(_differs(there[0], length, n_rows), f"There: {there[0].condition}", len(part), text=True)
+        differs = Cell(
+            _differs(there[0], length, n_rows, family == OWN_ROWS), f"There: {there[0].condition}", len(part), text=True
+        )
         for place, (s, record, others, published) in enumerate(part):
             first = place == 0
+            elsewhere = Cell(span(others[quantity.column].to_list(), quantity.digits, quantity.share))
             where = Cell(published.model, published.place, len(part) if one_place else 1, text=True)
             rows.append(
                 [
                     *([Cell(quantity.name, rows=len(part), text=True)] if first else []),
                     Cell(str(s)),
                     _ours(record, quantity),
-                    Cell(span(others[quantity.column].to_list(), quantity.digits, quantity.share)),
+                    *([] if alone else [elsewhere]),
                     Cell(_theirs(published, quantity)),
                     *([where] if first or not one_place else []),
                     *([differs] if first else []),
                 ]
             )
-    headings = ["quantity", "s", model, "our other models", "published", "published for", "what differs"]
+    beside = [] if alone else ["our other models"]
+    headings = ["quantity", "s", model, *beside, "published", "published for", "what differs"]
     note = (
         "Published values are those of the paper (P1, arXiv 2608.25230), not ours; where it gives several, the family's"
         " own model comes first, then the pooled one, then its reference model. It measured larger models, other text:"
@@ -123,13 +130,13 @@ def _written(value: object, quantity: Quantity) -> str:
     return percent(value, quantity.digits) if quantity.share else number(value, quantity.digits)
 
 
-def _differs(published: Published, length: int | None, n_rows: int) -> str:
+def _differs(published: Published, length: int | None, n_rows: int, own_rows: bool) -> str:
     """What is not the same on the two sides: the model (named beside it), tokens, text and rows, as far as stated."""
     parts = ["the model"]
     if length is not None and published.tokens is not None:
         parts.append(f"{length:,} tokens a document, not {published.tokens:,}")
     if published.text:
-        parts.append(f"our text, not {published.text}")
+        parts.append(f"{'rows of your own' if own_rows else 'our text'}, not {published.text}")
     parts.append(f"{n_rows:,} rows, {f'not {published.rows}' if published.rows else 'theirs not stated'}")
     return "; ".join(parts)
 

@@ -7,12 +7,12 @@ from data.schema import Table
 from data.store import Store, read
 
 
-def fit(store: Store, table: Table) -> pl.DataFrame:
-    """One table of the analysis, whole; raises BadInput if it is missing, not readable or empty."""
+def fit(store: Store, table: Table, may_be_empty: bool = False) -> pl.DataFrame:
+    """One table of the analysis, whole; raises BadInput if it is missing, not readable, or empty where none may be."""
     path = store.fit(table.name)
     if not path.is_file():
         raise BadInput(f"{path}: no such file: expected table {table.name}, which the analysis writes (make analysis)")
     frame = read(table, path)
-    if frame.is_empty():
+    if frame.is_empty() and not may_be_empty:
         raise BadInput(f"{path}: table {table.name} has no rows: expected at least one model and budget")
     return frame

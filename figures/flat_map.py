@@ -27,7 +27,14 @@ def table(store: Store) -> pl.DataFrame:
 
 
 def draw(frame: pl.DataFrame, figure: Figure) -> None:
-    """Two rows of heat maps, a model a column: dropped mass above, kappa-hat below; each row shares a scale."""
+    """Two rows of heat maps, a model a column: dropped mass above, kappa-hat below; each row shares a scale.
+
+    A model of a single cell, such as rows of one's own, which name no layer or head, has no map.
+    """
+    frame = frame.filter(pl.len().over("family", "model") > 1)
+    if frame.is_empty():
+        style.say(figure, "No map: these rows name no layers and heads.")
+        return
     groups = style.models(frame)
     figure.set_size_inches(style.COLUMN_WIDTH if len(groups) == 1 else style.PAGE_WIDTH, 4.3)
     figure.set_layout_engine("constrained", w_pad=0.03, h_pad=0.04)
@@ -53,8 +60,9 @@ def draw(frame: pl.DataFrame, figure: Figure) -> None:
         bar.outline.set_linewidth(0.4)
         if column == "dropped_mass":
             bar.ax.axhline(0.25, color="white", linewidth=1.2)
+    broken = "\n" if len(groups) == 1 else " "  # the line is longer than a column is wide
     figure.supxlabel(
-        "dot: flat cell, median dropped mass at s = 8 above 0.25 (white line on the scale)",
+        f"dot: flat cell, median dropped mass at s = 8 above 0.25{broken}(white line on the scale)",
         fontsize=style.SMALLEST,
     )
 

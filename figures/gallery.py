@@ -2,12 +2,14 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
 import polars as pl
 
-from analysis.frame import OPTIMAL_POOL, TOP_MASS, samples
+from analysis.frame import OPTIMAL_POOL, TOP_MASS, files_of, samples
+from analysis.rules import OURS
 from data.schema import ROWS, SUBSETS, TOKENS
 from data.store import Store, read
 
@@ -21,7 +23,8 @@ _VISIBLE = {" ": "␣", "\n": "⏎", "\r": "␍", "\t": "⇥", "\u00a0": "⍽"}
 class Key:
     """A key of a row: true position, weight (share of the row), token and the tokens before it.
 
-    text and before are "" where the model's tokens are not stored; weight is None where its rows are not.
+    text and before are "" where the model's tokens are not stored; weight is None where its rows are not. swapped:
+    the optimum drops it, or, among the keys of a user's rule, top-mass does not keep it.
     """
 
     position: int
@@ -37,6 +40,17 @@ class Piece:
 
     text: str
     role: str
+
+
+@dataclass(frozen=True)
+class Own:
+    """What a user's rule keeps of the row; ratio: its error over top-mass's, both above 0 for a row shown here."""
+
+    rule: str
+    error: float
+    ratio: float
+    kept_mass: float
+    kept: list[Key]
 
 
 @dataclass(frozen=True)
@@ -60,6 +74,7 @@ class Entry:
     mass_pool: float
     kept: list[Key]
     swaps: list[tuple[Key, Key]]
+    own: list[Own]
     context: list[Piece]
 
 
@@ -70,7 +85,8 @@ def gallery(store: Store, count: int = COUNT) -> list[Entry]:
     """
     if not store.subset_files():
         return []
-    return [_entry(store, row) for row in largest(store, count).iter_rows(named=True)]
+    subsets = [path for _, paths in files_of(store).values() for path in paths]
+    return [_entry(store, subsets, row) for row in largest(store, count).iter_rows(named=True)]
 
 
 def largest(store: Store, count: int = COUNT) -> pl.DataFrame:
@@ -97,23 +113,23 @@ def _ranked(frame: pl.DataFrame) -> pl.DataFrame:
     return frame.sort("kappa", "row_id", "s", descending=[True, False, False])
 
 
-def _entry(store: Store, row: Mapping[str, object]) -> Entry:
+def _entry(store: Store, subsets: list[Path], row: Mapping[str, object]) -> Entry:
     """Everything that the page shows of one row of `largest`."""
     model, doc_id, s, row_id = str(row["model"]), int(str(row["doc_id"])), int(str(row["s"])), str(row["row_id"])
-    chosen = _chosen(store, model, s, doc_id, row_id)
+    chosen = _chosen(store, subsets, model, s, doc_id, row_id)
     top, pool = (np.array(chosen[rule]["subset"], dtype=np.int64) for rule in (TOP_MASS, OPTIMAL_POOL))
     position, weights = _weights(store, model, doc_id, row_id)
     tokens = _tokens(store, model, doc_id)
     out, into = np.setdiff1d(top, pool), np.setdiff1d(pool, top)
 
-    def keys(positions: npt.NDArray[np.int64]) -> list[Key]:
+    def keys(positions: npt.NDArray[np.int64], swapped: npt.NDArray[np.int64] = out) -> list[Key]:
         made = [
             Key(
                 int(p),
                 weights.get(int(p)),
                 visible(tokens[p]) if p in tokens else "",
                 "".join(visible(tokens[q]) for q in range(max(0, int(p) - BEFORE), int(p)) if q in tokens),
-                bool(np.isin(p, out)),
+                bool(np.isin(p, swapped)),
             )
             for p in positions
         ]
@@ -126,6 +142,11 @@ def _entry(store: Store, row: Mapping[str, object]) -> Entry:
         for p in range(max(0, position - CONTEXT), position + 1):
             role = f"{roles.get(p, '')} {'query' if p == position else ''}"
             context.append(Piece(visible(tokens.get(p, "")), role.strip()))
+    own = []
+    for rule in sorted(set(chosen) - set(OURS)):
+        kept, error = np.array(chosen[rule]["subset"], dtype=np.int64), float(str(chosen[rule]["error"]))
+        mass, ratio = float(str(chosen[rule]["kept_mass"])), error / float(str(row["e_top"]))
+        own.append(Own(rule, error, ratio, mass, keys(kept, np.setdiff1d(kept, top))))
     number = {name: float(str(row[name])) for name in ("dropped_mass", "e_top", "e_pool", "kappa")}
     return Entry(
         row_id=row_id,
@@ -141,17 +162,20 @@ def _entry(store: Store, row: Mapping[str, object]) -> Entry:
         mass_pool=float(str(chosen[OPTIMAL_POOL]["kept_mass"])),
         kept=keys(top),
         swaps=list(zip(keys(out), keys(into), strict=False)),
+        own=own,
         context=context,
         **number,
     )
 
 
-def _chosen(store: Store, model: str, s: int, doc_id: int, row_id: str) -> dict[str, dict[str, object]]:
-    """The records of table subsets of one row at one budget, by rule."""
+def _chosen(
+    store: Store, subsets: list[Path], model: str, s: int, doc_id: int, row_id: str
+) -> dict[str, dict[str, object]]:
+    """The records of table subsets of one row at one budget, by rule, from these files."""
     found: dict[str, dict[str, object]] = {}
-    for path in store.subset_files():
+    for path in subsets:
         if path == store.subsets(model, s, path.parent.name, doc_id):
-            frame = read(SUBSETS, path, ["row_id", "rule", "subset", "kept_mass"])
+            frame = read(SUBSETS, path, ["row_id", "rule", "subset", "error", "kept_mass"])
             for record in frame.filter(pl.col("row_id") == row_id).iter_rows(named=True):
                 found[str(record["rule"])] = record
     return found

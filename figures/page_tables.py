@@ -43,7 +43,7 @@ def number(value: object, digits: int = 3) -> str:
         return "∞"
     size = abs(value)
     digits = digits if size < 10 else min(digits, 1) if size < 1000 else 0
-    return f"{value:,.{digits}f}"
+    return f"{round(value, digits) + 0.0:,.{digits}f}"  # adding 0 turns -0 into 0
 
 
 def percent(value: object, digits: int = 0) -> str:
@@ -94,7 +94,7 @@ def ceiling(frame: pl.DataFrame) -> PageTable:
             Cell(count(row["n_documents"])),
         ]
 
-    return _by_model(style.in_order(frame, "s"), headings, cells)
+    return by_model(style.in_order(frame, "s"), headings, cells)
 
 
 def balancing(frame: pl.DataFrame) -> PageTable:
@@ -111,7 +111,7 @@ def balancing(frame: pl.DataFrame) -> PageTable:
             *(Cell(count(row[name])) for name in counts),
         ]
 
-    return _by_model(style.in_order(frame, "s"), headings, cells)
+    return by_model(style.in_order(frame, "s"), headings, cells)
 
 
 def predictor(frame: pl.DataFrame, resamples: int) -> PageTable:
@@ -138,7 +138,7 @@ def predictor(frame: pl.DataFrame, resamples: int) -> PageTable:
 
     rank = pl.col("statistic").replace_strict({name: n for n, name in enumerate(STATISTICS)}, default=9)
     ordered = style.in_order(frame.sort("s", rank, maintain_order=True))
-    return _by_model(ordered, headings, cells)
+    return by_model(ordered, headings, cells)
 
 
 def penalty(frame: pl.DataFrame) -> PageTable:
@@ -158,7 +158,7 @@ def penalty(frame: pl.DataFrame) -> PageTable:
         ]
 
     rank = pl.col("estimate").replace_strict({name: n for n, name in enumerate(ESTIMATES)}, default=9)
-    return _by_model(style.in_order(frame.sort("s", rank, maintain_order=True)), headings, cells)
+    return by_model(style.in_order(frame.sort("s", rank, maintain_order=True)), headings, cells)
 
 
 def rules(frame: pl.DataFrame) -> PageTable:
@@ -182,10 +182,10 @@ def rules(frame: pl.DataFrame) -> PageTable:
     shown = frame.filter(~pl.col("rule").is_in(SUPPORTS))
     order = ["top_mass", *NAMES]
     rank = pl.col("rule").replace_strict({name: n for n, name in enumerate(order)}, default=len(order))
-    return _by_model(style.in_order(shown.sort("s", rank, "rule", maintain_order=True)), headings, cells)
+    return by_model(style.in_order(shown.sort("s", rank, "rule", maintain_order=True)), headings, cells)
 
 
-def _by_model(frame: pl.DataFrame, headings: list[str], cells: Callable[[Record], list[Cell]]) -> PageTable:
+def by_model(frame: pl.DataFrame, headings: list[str], cells: Callable[[Record], list[Cell]]) -> PageTable:
     """A row per record, the model named once beside all its rows, which form a group."""
     rows: list[list[Cell]] = []
     groups = []

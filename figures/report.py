@@ -16,12 +16,13 @@ from data import published
 from data.errors import BadInput
 from data.schema import CEILING, MAP, PENALTY, PREDICTOR, ROC, ROW_FACTS, ROWS, RULES, SUBSETS
 from data.store import Store, code_digest, digest_of, footer, sha256, write_text
-from figures import comparison, page_tables, style
+from figures import ceiling as ceiling_figure
+from figures import comparison, own_rules, page_tables, style
 from figures.build import PICTURES
 from figures.fits import fit
 from figures.gallery import gallery
 from figures.measured import EMBEDDED, QUANTISED, measured
-from figures.page_tables import number, span
+from figures.page_tables import NONE, number, span
 
 TEMPLATE = Path(__file__).with_name("report.html.j2")
 FITS = (CEILING, RULES, PENALTY, PREDICTOR, ROC, MAP)
@@ -57,7 +58,8 @@ CAPTIONS = {
     "rules": (
         "Other rules beside top-mass",
         "Median error of each selection rule divided by top-mass's on the same row; below 1 is better. Stars are"
-        " published values of another model, for reference.",
+        " published values of another model, for reference. The map, the ROC curves and the penalty are about the"
+        " optimum: no rule, ours or yours, has a place in them.",
     ),
 }
 NOTES = {
@@ -113,7 +115,7 @@ def render(store: Store, figures: Path, mark: str = "") -> str:
 
     Raises BadInput as write_report does.
     """
-    tables = {table.name: fit(store, table) for table in FITS}
+    tables = {table.name: fit(store, table, may_be_empty=table is ROC) for table in FITS}
     ceiling = style.in_order(tables["ceiling"], "s")
     resamples = _resamples(store)
     environment = jinja2.Environment(
@@ -123,8 +125,12 @@ def render(store: Store, figures: Path, mark: str = "") -> str:
         mark=markupsafe.Markup(mark),
         finding=_finding(tables),
         aside=_aside(ceiling),
-        figures=[_shown(figures, picture.stem) for picture in PICTURES],
+        own_finding=own_rules.sentences(tables["rules"]),
+        figures=[_shown(store, figures, picture.stem) for picture in PICTURES],
+        own_rules=own_rules.own_rules(tables["rules"]),
+        own_rules_note=" ".join([own_rules.NOTE, *own_rules.not_graded(tables["rules"])]),
         measured=measured(store, ceiling),
+        captured=bool(store.row_files()),
         limits=_limits(ceiling, resamples),
         comparison=comparison.compare(store, tables),
         tables=[
@@ -155,6 +161,12 @@ def _finding(tables: Mapping[str, pl.DataFrame]) -> list[str]:
 
     budgets = [int(s) for s in ceiling.filter(pl.col("model") == model)["s"]]
     budget = f"s = {budgets[0]}" if len(budgets) == 1 else f"s = {budgets[0]} to {budgets[-1]}"
+    areas = span(of("predictor", "auc", statistic="dropped_mass"), digits=2)
+    told = (
+        f"The dropped mass alone tells those rows from the others with an area under the ROC curve of {areas}, and the"
+        if areas != NONE
+        else "The"
+    )
     rows = max(r for r in of("ceiling", "n_rows") if r is not None)
     gains = span(of("ceiling", "closable"), share=True, digits=1)
     prices = of("penalty", "penalty", estimate="least")
@@ -162,9 +174,8 @@ def _finding(tables: Mapping[str, pl.DataFrame]) -> list[str]:
         f"On {rows:,.0f} attention rows of {model}, the best subset that the candidate set holds removes a median of"
         f" {gains} of the error that keeping the largest weights leaves ({budget}), and at least a tenth of it on"
         f" {span(of('ceiling', 'share'), share=True, digits=0)} of the rows.",
-        f"The dropped mass alone tells those rows from the others with an area under the ROC curve of"
-        f" {span(of('predictor', 'auc', statistic='dropped_mass'), digits=2)}, and the balancing selector recovers a"
-        f" median of {span(of('ceiling', 'recovery'), share=True, digits=0)} of what there is to gain.",
+        f"{told} balancing selector recovers a median of {span(of('ceiling', 'recovery'), share=True, digits=0)} of"
+        " what there is to gain.",
     ]
     if prices:
         ends = (
@@ -242,15 +253,29 @@ def _resamples(store: Store) -> int:
     return int(found)
 
 
-def _shown(figures: Path, stem: str) -> Shown:
+def _shown(store: Store, figures: Path, stem: str) -> Shown:
     path = figures / f"{stem}.png"
     if not path.is_file():
         raise BadInput(f"{path}: no such file: expected a figure; run python -m figures first")
     png = path.read_bytes()
     dots = struct.unpack(">I", png[_PNG_WIDTH])[0]
     title, caption = CAPTIONS[stem]
+    if stem == "ceiling":
+        caption += _on_users_marks(ceiling_figure.table(store))
     image = f"data:image/png;base64,{base64.b64encode(png).decode()}"
     return Shown(stem, image, round(dots / style.RESOLUTION * CSS_DOTS * _LARGER), title, caption)
+
+
+def _on_users_marks(frame: pl.DataFrame) -> str:
+    """What the caption of the ceiling adds where a user's rules are in it."""
+    users = ceiling_figure.users(frame)
+    if not users:
+        return ""
+    scale = ", where the scale is logarithmic above 1" if ceiling_figure.goes_on_above(frame) else ""
+    return (
+        f" Your rule{'s' if len(users) > 1 else ''} {', '.join(users)}: median over rows, beside the other marks of the"
+        f" budget; what is far above top-mass stands in the upper panel alone{scale}."
+    )
 
 
 def _made_from(store: Store, figures: Path) -> str:

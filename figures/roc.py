@@ -18,16 +18,22 @@ STATISTICS = {  # in the order of the legend
 
 
 def table(store: Store) -> pl.DataFrame:
-    """Points of the curves at the headline budget, with the area (auc) and counts of each curve beside them."""
-    points = fit(store, ROC)
+    """Points of the curves at the headline budget, with the area (auc) and counts of each curve beside them.
+
+    Empty if no model has both rows that could gain and rows that could not: then there is no curve.
+    """
+    points = fit(store, ROC, may_be_empty=True)
     names = ["family", "model", "s", "statistic"]
     areas = fit(store, PREDICTOR).select(*names, "auc", "auc_low", "auc_high", "n_rows", "n_positive", "n_documents")
-    chosen = points.filter(pl.col("s") == style.headline_budget(points))
+    chosen = points if points.is_empty() else points.filter(pl.col("s") == style.headline_budget(points))
     return style.in_order(chosen.join(areas, on=names, how="left", maintain_order="left"))
 
 
 def draw(frame: pl.DataFrame, figure: Figure) -> None:
-    """A panel per model: three curves, the diagonal of a coin, and each curve's area."""
+    """A panel per model: three curves, the diagonal of a coin, and each curve's area; a sentence if there are none."""
+    if frame.is_empty():
+        style.say(figure, "No curve: all rows gain at least 10%, or none does.")
+        return
     groups = style.models(frame)
     axes_of, spare = style.panels(figure, len(groups), 2.45)
     s = int(frame["s"][0])

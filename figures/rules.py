@@ -4,6 +4,7 @@ import polars as pl
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
+from analysis.rules import users_rules
 from data.schema import RULES
 from data.store import Store
 from figures import style
@@ -37,6 +38,7 @@ def table(store: Store) -> pl.DataFrame:
     published = [
         profile(key, budgets, "ratio").with_columns(rule=pl.lit(rule), source=pl.lit("published"))
         for rule, key in _PUBLISHED.items()
+        if rule in ours["rule"]
     ]
     return pl.concat([ours, *published], how="diagonal").select(ours.columns)
 
@@ -49,7 +51,9 @@ def draw(frame: pl.DataFrame, figure: Figure) -> None:
     axes_of, spare = style.panels(figure, len(groups), 2.0)
     budgets = [int(s) for s in ours["s"].unique().sort()]
     rules = ours["rule"].unique(maintain_order=True).to_list()
-    looks = {rule: style.look(number) for number, rule in enumerate([*NAMES, *(r for r in rules if r not in NAMES)])}
+    looks = {rule: style.look(number) for number, rule in enumerate(NAMES)}
+    looks |= {rule: style.own_look(number) for number, rule in enumerate(users_rules(ours))}
+    rules.sort(key=list(looks).index)
     for axes, (family, model) in zip(axes_of, groups, strict=True):
         axes.axhline(1, color=style.INK, linewidth=0.6)
         for (rule,), values in published.sort("s").group_by("rule", maintain_order=True):
@@ -66,7 +70,7 @@ def draw(frame: pl.DataFrame, figure: Figure) -> None:
         for rule in rules:
             own = ours.filter((pl.col("model") == model) & (pl.col("rule") == rule)).sort("s")
             own = own.filter(pl.col("ratio").is_finite() & (pl.col("ratio") > 0))
-            size = 6.5 if rule == "optimal_pool" else 3.5  # the optimum shows round what reaches it
+            size = 6.5 if rule == "optimal_pool" else 3.5 if rule in NAMES else 6  # the optimum rings what reaches it
             axes.plot(own["s"], own["ratio"], **looks[rule].line(markersize=size))
             own = own.drop_nulls(["ratio_low", "ratio_high"])
             axes.vlines(own["s"], own["ratio_low"], own["ratio_high"], color=looks[rule].colour, linewidth=0.7)
@@ -76,7 +80,7 @@ def draw(frame: pl.DataFrame, figure: Figure) -> None:
         low, high = axes.get_ylim()
         style.log_axis(axes, low, high * 1.35)  # room for the name of the uppermost published curve
     style.label_panels(axes_of, "budget s (keys kept)", "median error / top-mass's")
-    handles = [Line2D([], [], label=NAMES.get(rule, rule), **looks[rule].line()) for rule in rules]
+    handles = [Line2D([], [], label=NAMES.get(rule, style.short(rule)), **looks[rule].line()) for rule in rules]
     if not published.is_empty():
         handles.append(
             Line2D([], [], label=f"published, {PROFILE_MODEL}", **style.PUBLISHED.line(markersize=6, linewidth=0.8))

@@ -18,6 +18,7 @@ COLUMN_WIDTH = 3.35  # inches: one column of a two-column page
 PAGE_WIDTH = 6.9  # inches: both columns
 RESOLUTION = 200  # dots per inch of the PNGs
 SMALLEST = 7.0  # points: nothing in a figure is set smaller
+_NARROW_LETTERS = 46  # letters of two labels that fit side by side below a figure of one column
 HEADLINE_BUDGET = 8  # the budget at which the paper draws its map and its ROC
 FAMILIES = ("llama", "qwen", "qwen3", "olmo", "gemma")  # order of panels; other families follow by name
 INK, MUTED, FAINT = "#16181d", "#6b7280", "#d4d7dd"
@@ -84,11 +85,12 @@ LOOKS = (
     Look("#d98c21", "s", (0, (4.5, 1.5))),
     Look("#1f6fa8", "^", (0, (1.2, 1.2))),
     Look("#8a2f3b", "D", (0, (5, 1.5, 1, 1.5))),
-    Look("#6fb7a5", "v", (0, (7, 2))),
-    Look("#9a9fd6", "P", (0, (3, 1, 1, 1, 1, 1))),
-    Look("#4f5b2a", "X", (0, (2.5, 2.5))),
-    Look("#c9a3b4", "h", (0, (9, 1.5, 1, 1.5))),
+    Look("#11836b", "P", (0, (7, 2))),
+    Look("#a99be0", "X", (0, (3, 1, 1, 1, 1, 1))),
+    Look("#5c5f1f", "h", (0, (2.5, 2.5))),
+    Look("#dba3bb", ">", (0, (9, 1.5, 1, 1.5))),
 )
+FIRST_OWN = 4  # from here on the looks are for a user's own rules, the same in every figure
 PUBLISHED = Look(MUTED, "*", (0, (0.8, 1.6)))  # published numbers never share a look with ours
 
 
@@ -100,14 +102,28 @@ def luminance(colour: str) -> float:
 
 def look(number: int) -> Look:
     """The look of series `number`; after the last one the looks come round again, a shade lighter."""
-    base = LOOKS[number % len(LOOKS)]
-    turns = number // len(LOOKS)
+    return _lighter(LOOKS[number % len(LOOKS)], number // len(LOOKS))
+
+
+def own_look(number: int) -> Look:
+    """The look of a user's own rule `number`, which no rule of ours has; they too come round again, lighter."""
+    looks = LOOKS[FIRST_OWN:]
+    return _lighter(looks[number % len(looks)], number // len(looks))
+
+
+def _lighter(base: Look, turns: int) -> Look:
+    """The look in a lighter shade for each turn; unchanged at none."""
     if not turns:
         return base
     hue, light, saturation = colorsys.rgb_to_hls(*to_rgb(base.colour))
     red, green, blue = colorsys.hls_to_rgb(hue, light + (1 - light) * turns / (turns + 2), saturation)
     colour = f"#{round(255 * red):02x}{round(255 * green):02x}{round(255 * blue):02x}"
     return Look(colour, base.marker, base.dashes)
+
+
+def short(name: str, width: int = 28) -> str:
+    """A name for a legend: as it is, or cut to `width` characters with an ellipsis."""
+    return name if len(name) <= width else f"{name[: width - 1]}…"
 
 
 def in_order(frame: pl.DataFrame, *then: str) -> pl.DataFrame:
@@ -144,6 +160,12 @@ def head(axes: Axes, family: str, model: str, width: int = 28) -> None:
     axes.annotate(below, (0.5, 1), (0, 3), "axes fraction", "offset points", color=MUTED, ha="center", va="bottom")
 
 
+def say(figure: Figure, sentence: str) -> None:
+    """A figure that has nothing to draw says why."""
+    figure.set_size_inches(COLUMN_WIDTH, 0.6)
+    figure.text(0.5, 0.5, sentence, ha="center", va="center")
+
+
 def headline_budget(frame: pl.DataFrame) -> int:
     """The budget 8 if the frame has it, else its smallest."""
     budgets = sorted(int(s) for s in frame["s"].unique())
@@ -174,12 +196,13 @@ def legend(figure: Figure, spare: Axes | None, handles: Sequence[Line2D], headin
         box.get_title().set_fontsize(SMALLEST + 0.5)
         box.get_title().set_fontweight("bold")
         return
-    columns = 2 if figure.get_figwidth() < PAGE_WIDTH else 3
+    narrow = figure.get_figwidth() < PAGE_WIDTH
+    widest = sorted(len(str(handle.get_label())) for handle in handles)[-2:]
     box = figure.legend(
         handles=handles,
         loc="outside lower center",
         title=heading.replace("\n", " ") or None,
-        ncols=columns,
+        ncols=3 if not narrow else 2 if sum(widest) <= _NARROW_LETTERS else 1,
         handlelength=3.2,
     )
     box.get_title().set_fontsize(SMALLEST)

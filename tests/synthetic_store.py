@@ -25,6 +25,20 @@ class Model:
     closable: float
 
 
+@dataclass(frozen=True)
+class UserRule:
+    """A user's rule: its median ratio to top-mass at the first budget, and where alone it was graded, if not all."""
+
+    name: str
+    ratio: float
+    models: tuple[str, ...] = ()
+    budgets: tuple[int, ...] = ()
+
+    def graded(self, model: str, s: int) -> bool:
+        return model in (self.models or (model,)) and s in (self.budgets or (s,))
+
+
+RECENT_HALF = UserRule("recent_half", 1.8)
 FIVE = (
     Model("qwen", "embedded-qwen", 4, 4, 0.03),
     Model("qwen3", "embedded-qwen3", 4, 4, 0.08),
@@ -42,16 +56,16 @@ def build(
     documents: int = 12,
     row_documents: int = 2,
     tokens: bool = True,
-    extra_rule: str | None = "recent_half",
+    users: tuple[UserRule, ...] = (RECENT_HALF,),
     seed: int = 0,
 ) -> Store:
     """Write every table that the figures read under root."""
     store, rng = Store(root), np.random.default_rng(seed)
-    for name, rows in _fits(models, budgets, documents, extra_rule, rng).items():
+    for name, rows in _fits(models, budgets, documents, users, rng).items():
         put(store, TABLES[name], rows)
     for model in models:
         for doc_id in range(row_documents):
-            _document(store, model, doc_id, budgets, tokens, rng)
+            _document(store, model, doc_id, budgets, tokens, users, rng)
     return store
 
 
@@ -79,7 +93,7 @@ def _fits(
     models: tuple[Model, ...],
     budgets: tuple[int, ...],
     documents: int,
-    extra_rule: str | None,
+    users: tuple[UserRule, ...],
     rng: np.random.Generator,
 ) -> dict[str, list[dict[str, object]]]:
     found: dict[str, list[dict[str, object]]] = {
@@ -115,8 +129,7 @@ def _fits(
             )
             ratios = {"top_mass": 1.0, "optimal_pool": 1 - closable, "balancing": 1 - 0.98 * closable}
             ratios |= {"geometric": 1.3 + 0.2 * place, "leverage": 6.0 + 4 * place}
-            if extra_rule:
-                ratios[extra_rule] = 1.8 - 0.1 * place
+            ratios |= {user.name: user.ratio * (1 - 0.05 * place) for user in users if user.graded(model.name, s)}
             for rule, ratio in ratios.items():
                 found["rules"].append(
                     counts
@@ -173,7 +186,13 @@ def _fits(
 
 
 def _document(
-    store: Store, model: Model, doc_id: int, budgets: tuple[int, ...], tokens: bool, rng: np.random.Generator
+    store: Store,
+    model: Model,
+    doc_id: int,
+    budgets: tuple[int, ...],
+    tokens: bool,
+    users: tuple[UserRule, ...],
+    rng: np.random.Generator,
 ) -> None:
     length = 160
     if tokens:
@@ -218,7 +237,9 @@ def _document(
                 top = np.sort(order[:s])
                 best = np.sort(np.concatenate([order[: s - 2], order[s : s + 2]]))
                 kappa = float(1 + rng.exponential(0.6))
-                for rule, subset, error in (("top_mass", top, 0.8), ("optimal_pool", best, 0.8 / kappa)):
+                recent = np.arange(n - s, n)
+                own = [(user.name, recent, 0.8 * user.ratio) for user in users if user.graded(model.name, s)]
+                for rule, subset, error in (("top_mass", top, 0.8), ("optimal_pool", best, 0.8 / kappa), *own):
                     subsets[s].append(
                         {"row_id": row_id, "s": s, "rule": rule, "search": "exhaustive", "mass_floor": 0.0}
                         | {"n_searched": s + 12, "subset": (subset + first).tolist(), "error": error}
@@ -231,7 +252,10 @@ def _document(
                     | {"spread": 1.0, "residual": 0.1, "rounding": 1e-12}
                 )
     for s in budgets:
-        write(SUBSETS, frame(SUBSETS, subsets[s]), store.subsets(model.name, s, "standard", doc_id), PROVENANCE)
+        names = {user.name for user in users}
+        for name in ("standard", *(user.name for user in users if user.graded(model.name, s))):
+            records = [r for r in subsets[s] if r["rule"] == name or (name == "standard" and r["rule"] not in names)]
+            write(SUBSETS, frame(SUBSETS, records), store.subsets(model.name, s, name, doc_id), PROVENANCE)
         write(ROW_FACTS, frame(ROW_FACTS, facts[s]), store.facts(model.name, s, doc_id), PROVENANCE)
     write(ROWS, frame(ROWS, rows), store.rows(model.name, doc_id), PROVENANCE)
 

@@ -15,10 +15,13 @@ from analysis import stage
 from analysis.__main__ import application
 from analysis.bootstrap import draw
 from analysis.ceiling import median_cap, published_cap_share
+from analysis.frame import outdated
 from analysis.predictor import thinned
+from analysis.rules import OURS
 from data import BadInput, Provenance, Store, store
 from data.command_line import run
 from data.schema import ROW_FACTS, SUBSETS, Table
+from enumerate.rules import RULES
 
 RESAMPLES = 40
 TINY = 1e-12  # the rounding of every made-up row
@@ -523,3 +526,45 @@ def test_two_subsets_of_one_row_by_one_rule(tmp_path):
     target.write_bytes(source.read_bytes())
     with pytest.raises(BadInput, match="has two subsets of row qwen:0"):
         fits(where)
+
+
+# A user's own rules.
+
+
+def test_the_names_of_our_rules_are_those_that_are_enumerated():
+    assert set(OURS) == set(RULES)
+
+
+def test_the_command_shows_a_users_rules_in_short(tmp_path, analyse):
+    made = rows()
+    put(Store(tmp_path), made)
+    assert "Your rules" not in analyse(tmp_path)[1]
+    top = made["rules"]["top_mass"][0]
+    made["rules"] |= {"mine": (top * 0.8125, made["dropped_mass"], top), "other": (top * 7, made["dropped_mass"], top)}
+    put(Store(tmp_path), made, user_rules=("mine", "other"))
+    code, shown, _ = analyse(tmp_path)
+    assert code == 0
+    lines = shown[shown.index("Your rules beside top-mass") :].splitlines()
+    mine, other = (next(line.split() for line in lines if rule in line.split()) for rule in ("mine", "other"))
+    assert mine[:6] == ["mine", "qwen", "8", "180", "12", "0.812"] and mine[-2:] == ["100%", "0%"]
+    assert other[5] == "7.000" and other[-2:] == ["0%", "100%"]
+
+
+def test_subsets_of_rows_that_were_replaced_since_are_left_out_and_named(tmp_path, analyse):
+    made = rows()
+    top = made["rules"]["top_mass"][0]
+    made["rules"]["mine"] = (top * 0.5, made["dropped_mass"], top)
+    where = put(Store(tmp_path), made, user_rules=("mine",))
+    anew = Provenance("made up", {}, 0, {"rows": "1" * 64}, "0" * 64)
+    for document in (2, 7):
+        for table, path in (
+            (ROW_FACTS, where.facts("qwen", 8, document)),
+            (SUBSETS, where.subsets("qwen", 8, "standard", document)),
+        ):
+            store.write(table, store.read(table, path), path, anew)
+    assert outdated(where) == [where.subsets("qwen", 8, "mine", document) for document in (2, 7)]
+    assert one(fits(where)["rules"], rule="mine")["n_documents"] == 10
+    assert one(fits(where)["rules"], rule="top_mass")["n_documents"] == 12
+    code, _, said = analyse(tmp_path)
+    assert code == 0
+    assert "qwen, s-008, mine: 2 documents left out, as their rows were replaced since" in said

@@ -192,6 +192,35 @@ def test_show_prints_tokens_weights_and_rules(graded: Store) -> None:
         assert rule in done.stdout
 
 
+def test_show_puts_a_users_rule_beside_ours(graded: Store, tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text(FIRST_KEYS)
+    rule = f"{tmp_path / 'mine.py'}:first_keys"
+    done = command("show", "toy:0:0:3:33", "--s", "4", "--rule", rule, data=graded.root)
+    assert done.returncode == 0, done.stderr
+    row = load_row("toy:0:0:3:33", graded.root)
+    error, top = row.forced_error([0, 1, 2, 3]), row.forced_error(np.argsort(-row.weights)[:4])
+    (line,) = (line.split("│") for line in done.stdout.splitlines() if line.startswith("│ first_keys"))
+    assert [cell.strip() for cell in line[2:5]] == ["user", f"{error:.6g}", f"{error / top:.4f}"]
+    keys = done.stdout[done.stdout.index("keys that a rule keeps") :].splitlines()
+    marked = {int(line.split("│")[1]) for line in keys if line.startswith("│") and "x" in line.split("│")[-2]}
+    assert marked == {0, 1, 2, 3}
+
+
+@pytest.mark.parametrize(
+    ("rule", "said"),
+    [
+        ("absent.py:f", "there is no file absent.py"),
+        ("short.py:short", "rule short kept 1 keys of row toy:0:0:3:33: expected s = 4"),
+    ],
+)
+def test_show_refuses_a_rule_that_is_none(graded: Store, tmp_path: Path, rule: str, said: str) -> None:
+    (tmp_path / "short.py").write_text("def short(w, k, v, q, s):\n    return [0]\n")
+    path = str(tmp_path / rule) if rule.startswith("short") else rule
+    done = command("show", "toy:0:0:3:33", "--s", "4", "--rule", path, data=graded.root)
+    assert done.returncode == 2 and done.stderr.count("\n") == 1
+    assert said in done.stderr
+
+
 def test_short_rows_can_be_left_out(tmp_path: Path) -> None:
     store = small_store(tmp_path, 1)
     settings = work.Settings((18,), "branch_and_bound", drop_short=True)

@@ -8,7 +8,10 @@ from pathlib import Path
 import numpy as np
 import polars as pl
 import pytest
+from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.colors import to_rgb
+from matplotlib.figure import Figure
+from matplotlib.legend import Legend
 from matplotlib.text import Text
 from PIL import Image
 
@@ -18,7 +21,7 @@ from data.store import Store, read
 from figures import ceiling, flat_map, penalty, roc, rules, style
 from figures.build import PICTURES, Picture, build, to_csv
 from tests import synthetic_store
-from tests.synthetic_store import Model
+from tests.synthetic_store import Model, UserRule
 
 TWO = (Model("llama", "SmolLM2-135M-Instruct-Q4_1", 30, 9, 0.05), Model("gemma", "embedded-gemma", 4, 4, 0.02))
 
@@ -198,6 +201,116 @@ def test_published_values_are_marked_and_never_under_our_models(store: Store) ->
     assert penalty.table(store).filter(pl.col("source") == "ours").height == ours.height
 
 
+WINS, LOSES = UserRule("wins", 0.93), UserRule("loses", 7.5)
+
+
+def drawn_figure(picture: Picture, store: Store) -> Figure:
+    with style.applied():
+        figure = style.blank()
+        FigureCanvasAgg(figure)
+        picture.draw(picture.table(store), figure)
+        figure.draw_without_rendering()
+    return figure
+
+
+def marks(figure: Figure, panel: int, number: int) -> list[float]:
+    """Heights of the marks of user's rule `number` in a panel, from left to right."""
+    look = style.own_look(number)
+    lines = [x for x in figure.axes[panel].lines if (x.get_marker(), x.get_color()) == (look.marker, look.colour)]
+    return [float(line.get_ydata()[0]) for line in sorted(lines, key=lambda line: line.get_xdata()[0])]
+
+
+def test_a_rule_that_wins_and_one_that_loses_stand_in_the_ceiling(tmp_path: Path) -> None:
+    store = synthetic_store.build(tmp_path, TWO, row_documents=0, users=(WINS, LOSES))
+    figure = drawn_figure(PICTURES[0], store)
+    once = [1, 0.95, 0.9, 0.85]  # the made-up ratios fall with the budget
+    assert marks(figure, 0, 0) == pytest.approx([7.5 * x for x in once] * 2)  # users' rules come by name: loses, wins
+    assert marks(figure, 0, 1) == pytest.approx([0.93 * x for x in once] * 2)
+    whole, near = figure.axes[:2]
+    assert whole.get_ylim()[0] < 0 and whole.get_ylim()[1] > 7.5
+    assert near.get_ylim()[0] < 0.93 * 0.85 < 0.93 < near.get_ylim()[1] < 1.1
+    heights = [whole.transData.transform((0, y))[1] for y in (0, 0.25, 0.5, 1, 2, 4, 7.5)]
+    assert np.diff(heights[:4]) == pytest.approx([(heights[3] - heights[0]) * x for x in (0.25, 0.25, 0.5)])
+    assert heights[5] - heights[4] == pytest.approx(heights[4] - heights[3])  # from 1 on a doubling has one length
+    assert {"wins", "loses"} <= {text.get_text() for text in figure.findobj(Text)}
+    columns = pl.read_csv(io.StringIO(to_csv(ceiling.table(store))))
+    assert columns["ratio:loses"].to_list() == pytest.approx([7.5 * x for x in once] * 2)
+    assert (columns["ratio_low:wins"] < columns["ratio:wins"]).all()
+
+
+def test_without_a_users_rule_nothing_of_it_is_drawn(tmp_path: Path) -> None:
+    store = synthetic_store.build(tmp_path, TWO, row_documents=0, users=())
+    figure = drawn_figure(PICTURES[0], store)
+    assert not any("ratio" in name for name in ceiling.table(store).columns)
+    assert marks(figure, 0, 0) == []
+    assert figure.axes[0].get_ylim() == (-0.1, 1.24)
+
+
+@pytest.mark.usefixtures("coarse")
+def test_rules_graded_at_one_budget_or_on_one_model_only(tmp_path: Path) -> None:
+    users = (UserRule("floor_low", 1.1, budgets=(8,)), UserRule("gemmas", 0.9, models=("embedded-gemma",)))
+    store = synthetic_store.build(tmp_path, TWO, row_documents=0, users=users)
+    assert len(build(store, tmp_path / "figures")) == len(PICTURES)
+    frame = ceiling.table(store)
+    assert frame.filter(pl.col("ratio:floor_low").is_not_null())["s"].to_list() == [8, 8]
+    assert frame["floor_low"].null_count() == 0  # a rule of that name leaves our column alone
+    assert set(frame.filter(pl.col("ratio:gemmas").is_not_null())["model"]) == {"embedded-gemma"}
+    figure = drawn_figure(PICTURES[0], store)
+    assert (len(marks(figure, 0, 0)), len(marks(figure, 0, 1))) == (2, 4)
+
+
+@pytest.mark.parametrize("count", [1, 2, 3, 4])
+def test_the_marks_of_users_rules_stand_beside_ours_and_apart(tmp_path: Path, count: int) -> None:
+    users = tuple(UserRule(f"rule_{n}", 0.95) for n in range(count))
+    store = synthetic_store.build(tmp_path, TWO[1:], budgets=(4, 8), row_documents=0, users=users)
+    figure = drawn_figure(PICTURES[0], store)
+    looks = [style.own_look(number) for number in range(count)]
+    lines = [line for line in figure.axes[1].lines if line.get_marker() in {look.marker for look in looks}]
+    places = sorted(float(line.get_xdata()[0]) for line in lines)
+    assert len(places) == 2 * count
+    assert all(abs(x - place) > 0.2 for x in places for place in (0, 1))
+    assert (np.diff(places) > 0.1).all()
+
+
+def test_a_users_rule_has_one_look_and_none_of_ours(tmp_path: Path) -> None:
+    users = (UserRule("second", 0.9), UserRule("first", 1.4, models=("embedded-gemma",)))
+    store = synthetic_store.build(tmp_path, TWO, row_documents=0, users=users)
+    looks = []
+    for picture in (PICTURES[0], PICTURES[-1]):
+        legend = {
+            line.get_label(): (line.get_marker(), line.get_color())
+            for box in drawn_figure(picture, store).findobj(Legend)
+            for line in box.get_lines()
+        }
+        looks.append((legend["first"], legend["second"]))
+        assert not {marker for marker, _ in looks[-1]} & {
+            marker for label, (marker, _) in legend.items() if label not in ("first", "second")
+        }
+    assert looks[0] == looks[1]
+
+
+@pytest.mark.parametrize("models", [(Model("own", "own-rows", 1, 1, 0.4),), TWO[1:], TWO], ids=["own", "one", "two"])
+def test_nothing_is_cut_off_at_the_figures_edge(tmp_path: Path, models: tuple[Model, ...]) -> None:
+    users = (UserRule("a_rule_whose_name_is_really_much_too_long", 6.5), UserRule("another_quite_long_name", 0.9))
+    store = synthetic_store.build(tmp_path, models, row_documents=0, users=users)
+    for picture in PICTURES:
+        figure = drawn_figure(picture, store)
+        for thing in [*figure.findobj(Legend), *(t for t in figure.findobj(Text) if t.get_text() and t.get_visible())]:
+            box = thing.get_window_extent()
+            assert box.width == 0 or (box.x0 >= -1 and box.x1 <= figure.bbox.x1 + 1), (picture.stem, str(thing))
+
+
+@pytest.mark.usefixtures("coarse")
+def test_rows_that_all_gain_have_no_curve_and_own_rows_no_map(tmp_path: Path) -> None:
+    own = (Model("own", "own-rows", 1, 1, 0.4),)
+    store = synthetic_store.build(tmp_path, own, budgets=(8,), documents=3, row_documents=0)
+    synthetic_store.put(store, ROC, [])
+    assert len(build(store, tmp_path / "figures")) == len(PICTURES)
+    assert roc.table(store).is_empty()
+    said = {t.get_text() for p in PICTURES[1:3] for t in drawn_figure(p, store).findobj(Text)}
+    assert any(text.startswith("No curve") for text in said) and any(text.startswith("No map") for text in said)
+
+
 def test_a_users_rule_stands_in_the_figure_of_rules(store: Store) -> None:
     frame = rules.table(store)
     assert "recent_half" in set(frame["rule"]) and "top_mass" not in set(frame["rule"])
@@ -216,6 +329,8 @@ def test_series_are_told_apart_without_colour() -> None:
         assert abs(grey(one.colour) - grey(other.colour)) > 0.1
     assert all(grey(one.colour) < 0.8 for one in looks)
     assert style.look(len(style.LOOKS)).colour != style.look(0).colour
+    own = [style.own_look(number) for number in range(8)]
+    assert len(set(own)) == 8 and not set(own) & set(style.LOOKS[: style.FIRST_OWN])
 
 
 def grey(colour: str) -> float:

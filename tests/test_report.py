@@ -20,7 +20,7 @@ from figures.gallery import gallery, visible
 from figures.page_tables import number, percent, span
 from figures.report import render, write_report
 from tests import synthetic_store
-from tests.synthetic_store import Model
+from tests.synthetic_store import Model, UserRule
 
 MODELS = (
     Model("llama", "SmolLM2-135M-Instruct-Q4_1", 3, 3, 0.05),
@@ -222,6 +222,80 @@ def test_a_users_own_rows_have_no_captured_file(tmp_path: Path, figures: Path) -
     assert "mine" in render(store, figures)
 
 
+WINS = UserRule("wins", 0.94, budgets=(8, 16))
+LOSES = UserRule("loses", 7.5, models=("embedded-gemma",))
+
+
+def test_users_rules_stand_at_the_head_and_in_a_table(tmp_path: Path, figures: Path) -> None:
+    store = synthetic_store.build(tmp_path, MODELS, users=(WINS, LOSES))
+    page = render(store, figures)
+    text = " ".join(Tags(page).text.split())
+    head = text[: text.index("How much a better choice")]
+    # ratio .94 (1 - .05 place), and the optimum's 1 - .05 (.7 + .15 place), at s = 8 and 16, the places 1 and 2
+    assert (
+        "Your rule wins leaves 0.846 to 0.893 times top-mass's error on SmolLM2-135M-Instruct-Q4_1 (median, s = 8 to"
+        " 16): a smaller error than top-mass on 20% of the rows, a larger one on 50%. The best subset that the"
+        " candidate set holds leaves 0.950 to 0.958 times. On the other model: 0.846 to 0.893 times." in head
+    )
+    assert (
+        "Your rule loses leaves 6.375 to 7.500 times top-mass's error on embedded-gemma (median, s = 4 to 32)" in head
+    )
+    assert "loses was not graded on SmolLM2-135M-Instruct-Q4_1." in text
+    assert "wins was not graded on SmolLM2-135M-Instruct-Q4_1 at s = 4, 32; embedded-gemma at s = 4, 32." in text
+    section = page[page.index('id="own-rules"') : page.index('id="published"')]
+    rows = [re.sub(r"<[^>]+>", " ", row).split() for row in re.findall(r"<tr.*?</tr>", section, flags=re.S)[1:]]
+    assert len(rows) == 2 + 4 + 2
+    first = rows[0][rows[0].index("wins") :]
+    assert first[:4] == ["wins", "8", "0.893", "[0.848,"] and first[-2:] == ["0.958", "0.958"]
+    assert "Your rules loses, wins: median over rows" in text
+    assert "where the scale is logarithmic above 1" in text
+    assert "no rule, ours or yours, has a place in them" in text
+
+
+def test_a_rule_on_rows_where_top_mass_is_exact_has_no_ratio(tmp_path: Path, figures: Path) -> None:
+    store = synthetic_store.build(tmp_path, MODELS[1:], users=(UserRule("mine", 1.0),))
+    exact = pl.col("rule") == "mine"
+    names = [f"ratio{end}" for end in ("", "_low", "_high")]
+    frame = pl.read_parquet(store.fit("rules")).with_columns(pl.when(~exact).then(pl.col(n)).alias(n) for n in names)
+    synthetic_store.put(store, synthetic_store.TABLES["rules"], frame.to_dicts())
+    assert "Your rule mine has no error to compare" in Tags(render(store, figures)).text
+
+
+def test_without_a_users_rule_the_page_speaks_of_none(tmp_path: Path, figures: Path) -> None:
+    page = render(synthetic_store.build(tmp_path, MODELS, users=()), figures)
+    assert "Your rule" not in page and "your rule" not in page and 'id="own-rules"' not in page
+
+
+def test_the_gallery_shows_what_a_users_rule_kept(tmp_path: Path, figures: Path) -> None:
+    store = synthetic_store.build(tmp_path, MODELS, users=(WINS, LOSES))
+    entries = gallery(store, 24)
+    assert {tuple(own.rule for own in entry.own) for entry in entries} >= {(), ("wins",), ("loses", "wins")}
+    for entry in entries:
+        assert {own.rule for own in entry.own} == {
+            rule.name for rule in (WINS, LOSES) if rule.graded(entry.model, entry.s)
+        }
+        for own in entry.own:
+            path = store.subsets(entry.model, entry.s, own.rule, entry.doc_id)
+            record = pl.read_parquet(path).row(by_predicate=pl.col("row_id") == entry.row_id, named=True)
+            assert {key.position for key in own.kept} == set(record["subset"])
+            assert (own.error, own.kept_mass) == (record["error"], record["kept_mass"])
+            assert own.ratio == pytest.approx(record["error"] / entry.e_top)
+            top = {key.position for key in entry.kept}
+            assert {key.position for key in own.kept if key.swapped} == set(record["subset"]) - top
+    shown = " ".join(Tags(render(store, figures)).text.split())
+    assert "what your rule wins keeps (blue: top-mass does not): error 0.7520, 0.94 times top-mass’s" in shown
+
+
+def test_rows_that_all_gain_leave_out_the_area(tmp_path: Path, figures: Path) -> None:
+    store = synthetic_store.build(tmp_path, (Model("own", "mine", 1, 1, 0.1),), budgets=(8,), documents=3)
+    frame = pl.read_parquet(store.fit("predictor")).with_columns(auc=pl.lit(None, dtype=pl.Float64))
+    synthetic_store.put(store, synthetic_store.TABLES["predictor"], frame.to_dicts())
+    synthetic_store.put(store, synthetic_store.TABLES["roc"], [])
+    text = " ".join(Tags(render(store, figures)).text.split())
+    assert "The balancing selector recovers a median of 100% of what there is to gain" in text
+    assert "our other models" not in text and "rows of your own, not wikitext" in text
+
+
 def test_the_report_is_written_once(store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(style, "save", synthetic_store.quick_save)
     build(store, tmp_path / "figures")
@@ -265,5 +339,6 @@ def test_numbers_as_a_reader_sees_them() -> None:
     assert [number(v) for v in (0.0123, 12.345, 1234.5, None, float("nan"), float("inf"))] == [
         "0.012", "12.3", "1,234", "–", "–", "∞",
     ]  # fmt: skip
+    assert number(-0.0001) == "0.000" and number(-0.001) == "-0.001"
     assert [percent(v) for v in (0.4321, 0.0, 0.001, 1.0, None)] == ["43%", "0%", "< 1%", "100%", "–"]
     assert span([0.05, None, 0.06], 2) == "0.05 to 0.06" and span([0.051, 0.052], 2) == "0.05" and span([]) == "–"
