@@ -1,8 +1,9 @@
 """The pool optimum by branch and bound beside exhaustive enumeration: `python -m benchmarks.pool`.
 
 One core, the fastest of three turns of each row. Per budget: the candidate set and its optimum, the instance already
-built, beside visiting every subset; both optima must agree to 1e-9. Then what the paper's 168,192 (row, budget) pairs would take at that rate, reading
-and building the instances included. The project holds itself to 0.2 ms a pair, the mean over the four budgets.
+built, beside visiting every subset; both optima must agree to 1e-9. Then what the paper's 168,192 (row, budget) pairs
+would take at that rate, reading and building the instances included. The project holds itself to 0.2 ms a pair, the
+mean over the four budgets.
 """
 
 import itertools
