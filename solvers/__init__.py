@@ -6,9 +6,9 @@ with announced():
     from solvers import kernels as _kernels  # noqa: F401  (compiled here, so that no later call waits for it)
 
 from solvers.balancing import balancing
-from solvers.branch_and_bound import certify
+from solvers.branch_and_bound import certify, decide
 from solvers.candidates import candidate_set, extra_keys
-from solvers.certificate import Certificate
+from solvers.certificate import Certificate, Floor
 from solvers.exhaustive import exhaustive
 from solvers.free_weights import frank_wolfe, free_error, least_free_error
 from solvers.leverage import leverage, leverage_scores
@@ -17,11 +17,13 @@ from solvers.problem import Instance, attention_weights, top_mass
 
 __all__ = [
     "Certificate",
+    "Floor",
     "Instance",
     "attention_weights",
     "balancing",
     "candidate_set",
     "certify",
+    "decide",
     "exhaustive",
     "extra_keys",
     "frank_wolfe",

@@ -29,7 +29,7 @@ def balancing_with_swaps(row: Instance, s: int, pool: str | npt.ArrayLike = "can
     start = np.searchsorted(keys, top)
     if (start == keys.size).any() or (keys[start] != top).any():
         raise ValueError("the pool of the balancing selector lacks a key of the top-mass set: expected all of them")
-    subset, _, swaps = kernels.balance(row.steps[keys], row.weights[keys], start)
+    subset, _, swaps = kernels.balance(row.steps[keys], row.weights[keys], start, 0.0)
     return keys[subset], swaps
 
 

@@ -1,62 +1,281 @@
 """The least forced error over a candidate set or a whole row, proved by branch and bound."""
 
+import math
 import time
+from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 
 from solvers import kernels
-from solvers.certificate import Certificate
+from solvers.certificate import Certificate, Floor
 from solvers.exhaustive import leaf_rounding, searchable
-from solvers.problem import Instance
+from solvers.problem import Indices, Instance, Reals
 
 PROOF_GAP = 1e-9  # "optimal" means that no subset has an error below (1 - 1e-9) of the one returned
-NO_LIMIT = 2**62
+DECISION_SLACK = 1e-9  # a decision of False says that no subset has an error below (1 - 1e-9) of the threshold
+MASS_SLACK = 1e-12  # p(A) >= rho p(top-mass) is compared with this relative slack
+CASCADE = (0.5, 0.1)  # floors that a search without one goes through first: each is easy, and starts the next
+BRACKET = (0.9, 0.75, 0.5, 0.25)  # shares of the best error that are tried as lower bounds where no proof ends
+FIRST_NODES = 300  # nodes of a whole row before better subsets to start from are looked for: most proofs end within
+KICKED_KEYS, KICKS = 256, 24  # keys of largest reach among which kicked copies of the best subset are improved
+WINDOW, WINDOW_TRIES = 1024, 3  # keys of like weight among which subsets of little mass are looked for, starts in each
+SEARCH_SHARE = 0.75  # of a time limit for the search; the rest is for a lower bound where no proof ended
 MOST_DIMENSIONS = 4096  # the relative slack on computed norms covers no more
+NO_LIMIT = 2**62
 
 
 def certify(
     row: Instance,
     s: int,
+    mass_floor: float = 0.0,
     gap: float = 0.0,
     node_limit: int | None = None,
+    time_limit: float | None = None,
     candidates: npt.ArrayLike | None = None,
 ) -> Certificate:
     """The subset of s keys of least forced error e_s, with a lower bound that holds in floating point (ours).
 
-    candidates: row-local indices to draw from, such as candidate_set(row, s); None searches the whole row. gap: stop
-    at a subset proved to be within this relative distance of the least (0: within 1e-9). node_limit: stop after
-    that many nodes with the best subset found and lower = 0. Keys of weight 0 are left out while s others exist.
-    The bound and the search are described at kernels.branch_and_bound. A candidate set takes well under a
-    millisecond; a whole row with much dropped mass may not finish: give a node_limit.
-    Raises ValueError for a bad budget, fewer than s candidates of positive weight, gap outside [0, 1), d > 4,096.
+    candidates: row-local indices to draw from, such as candidate_set(row, s); None searches the whole row. mass_floor:
+    rho, only subsets with p(A) >= rho p(top-mass set of the whole row), compared with relative slack 1e-12; 0 is the
+    paper's problem, in which the best subset of a flat row is often one of next to no mass that happens to hit mu. gap:
+    accept a subset proved to be within this relative distance of the least (0: within 1e-9). node_limit, time_limit
+    (seconds): stop there with the best subset found and the largest lower bound proved; node_limit alone makes a result
+    repeatable. A whole row goes through the floors 0.5 and 0.1 first, each of which is part of the answer. Keys of
+    weight 0 are left out while s others exist. The bound and the search are described at kernels.branch_and_bound.
+    Raises ValueError for a bad budget, floor, gap or limit, fewer than s candidates of positive weight, candidates that
+    cannot keep the floor, d > 4,096.
     """
+    problem = _problem(row, s, mass_floor, node_limit, time_limit, candidates)
     if not 0 <= gap < 1:
         raise ValueError(f"gap = {gap}: expected 0 <= gap < 1")
-    if row.d > MOST_DIMENSIONS:
-        raise ValueError(f"values have {row.d} dimensions: expected at most {MOST_DIMENSIONS}")
-    if node_limit is not None and node_limit < 1:
-        raise ValueError(f"node_limit = {node_limit}: expected at least 1")
-    keys = searchable(row, s, np.flatnonzero(row.weights) if candidates is None else candidates)
     gap = max(gap, PROOF_GAP)
     began = time.perf_counter()
-    steps, weights = row.steps[keys], row.weights[keys]
-    slack = leaf_rounding(row, keys.size) + row.rounding / row.unit
-    done, chosen, error, tau, nodes = kernels.search(
-        steps, weights, row.distances[keys] / row.unit, s, gap, slack, node_limit or NO_LIMIT
-    )
-    seconds = time.perf_counter() - began
-    zero = error <= slack
-    lower = max(0.0, tau - slack) * row.unit if done else 0.0
-    status = "bracketed" if not done else "optimal" if gap == PROOF_GAP or zero else "within_gap"
+    cascade = [rho for rho in CASCADE if rho > mass_floor] if candidates is None else []
+    best = _start(problem, max([mass_floor, *cascade]))
+    floors: list[Floor] = []
+    spent = 0
+    for rho in [*cascade, mass_floor]:
+        last = rho == mass_floor
+        share = problem.nodes - spent if last else problem.nodes // 4
+        found = _least(problem, rho, best, gap, share, whole_row=candidates is None)
+        best, spent = found.subset, spent + found.nodes
+        floors.append(_floor(problem, rho, found))
+    lower, stop = floors[-1].lower, found.stop
+    if stop != kernels.DONE:
+        lower, extra = _bracket(problem, mass_floor, found)
+        spent += extra
+    zero = found.error <= problem.slack
+    proved = stop == kernels.DONE
+    status = "bracketed" if not proved else "optimal" if gap == PROOF_GAP or zero else "within_gap"
     return Certificate(
-        np.sort(keys[chosen]),
-        error * row.unit,
+        floors[-1].subset,
+        floors[-1].error,
         lower,
         status,
-        keys.size,
-        nodes,
-        seconds,
-        "finished" if done else "node_limit",
+        tuple(floors),
+        problem.keys.size,
+        spent,
+        time.perf_counter() - began,
+        {kernels.DONE: "finished", kernels.OUT_OF_NODES: "node_limit", kernels.OUT_OF_TIME: "time_limit"}[stop],
         "branch_and_bound",
     )
+
+
+def decide(
+    row: Instance,
+    s: int,
+    threshold: float,
+    mass_floor: float = 0.0,
+    node_limit: int | None = None,
+    time_limit: float | None = None,
+    candidates: npt.ArrayLike | None = None,
+) -> bool | None:
+    """Whether some subset of s keys has a forced error of at most `threshold` (ours).
+
+    True: such a subset was found. False: it is proved that none has an error below threshold (1 - 1e-9). None:
+    neither within the limits. The other parameters and the errors are those of certify(), and threshold must be
+    positive and finite.
+    """
+    if not (math.isfinite(threshold) and threshold > 0):
+        raise ValueError(f"threshold = {threshold}: expected a positive finite number")
+    problem = _problem(row, s, mass_floor, node_limit, time_limit, candidates)
+    best = _start(problem, mass_floor)
+    if row.forced_error(problem.keys[best]) <= threshold:
+        return True
+    target = threshold / row.unit
+    whole_row = candidates is None
+    first = min(problem.nodes, FIRST_NODES) if whole_row else problem.nodes
+    found = _run(problem, mass_floor, best, target, 0.0, first)
+    if found.stop == kernels.OUT_OF_NODES and problem.nodes > first:
+        better = _better_start(problem, mass_floor, found.subset)
+        found = _run(problem, mass_floor, better, target, 0.0, problem.nodes - first, problem.time_end)
+    if row.forced_error(problem.keys[found.subset]) <= threshold:
+        return True
+    # What rounding could hide must be less than the slack that False allows.
+    if found.stop == kernels.DONE and problem.slack <= DECISION_SLACK * target:
+        return False
+    return None
+
+
+@dataclass(frozen=True, eq=False)
+class _Problem:
+    """The keys to draw from and what the kernels need of them; errors in row.unit."""
+
+    row: Instance
+    s: int
+    keys: Indices
+    steps: Reals
+    weights: Reals
+    distances: Reals
+    top_mass: float
+    slack: float
+    nodes: int
+    deadline: float  # of the search, and of all, on the clock of time.perf_counter
+    time_end: float
+
+
+@dataclass(frozen=True, eq=False)
+class _Found:
+    """What one run of the kernel gave: subset as places in keys, error and tau in row.unit."""
+
+    stop: int
+    subset: Indices
+    error: float
+    tau: float
+    nodes: int
+
+
+def _problem(
+    row: Instance,
+    s: int,
+    mass_floor: float,
+    node_limit: int | None,
+    time_limit: float | None,
+    candidates: npt.ArrayLike | None,
+) -> _Problem:
+    if row.d > MOST_DIMENSIONS:
+        raise ValueError(f"values have {row.d} dimensions: expected at most {MOST_DIMENSIONS}")
+    if not 0 <= mass_floor <= 1:
+        raise ValueError(f"mass_floor = {mass_floor}: expected 0 <= mass_floor <= 1")
+    if node_limit is not None and node_limit < 1:
+        raise ValueError(f"node_limit = {node_limit}: expected at least 1")
+    if time_limit is not None and not time_limit > 0:
+        raise ValueError(f"time_limit = {time_limit}: expected a positive number of seconds")
+    row.check_budget(s)
+    now = time.perf_counter()
+    # By falling weight, so that windows of like weight are slices.
+    keys = row.order[: row.n_positive] if candidates is None else searchable(row, s, candidates)
+    weights = row.weights[keys]
+    top = float(row.weights[row.order[:s]].sum()) if mass_floor > 0 or candidates is None else 0.0
+    if mass_floor > 0 and np.sort(weights)[-s:].sum() < mass_floor * top * (1 - MASS_SLACK):
+        raise ValueError(f"no {s} candidates keep {mass_floor} of the top-mass set's mass: expected some that do")
+    return _Problem(
+        row,
+        s,
+        keys,
+        row.steps[keys],
+        weights,
+        row.distances[keys] / row.unit,
+        top,
+        leaf_rounding(row, keys.size) + row.rounding / row.unit,
+        node_limit or NO_LIMIT,
+        math.inf if time_limit is None else now + SEARCH_SHARE * time_limit,
+        math.inf if time_limit is None else now + time_limit,
+    )
+
+
+def _start(problem: _Problem, rho: float) -> Indices:
+    """Swaps from the heaviest keys among the WINDOW heaviest, keeping the floor; places in keys, (s,)."""
+    heaviest = np.argsort(-problem.weights, kind="stable")
+    if heaviest.size <= WINDOW:
+        subset, _, _ = kernels.balance(problem.steps, problem.weights, heaviest[: problem.s], _least_mass(problem, rho))
+        return np.asarray(subset)
+    near = np.sort(heaviest[:WINDOW])
+    start = np.searchsorted(near, np.sort(heaviest[: problem.s]))
+    subset, _, _ = kernels.balance(problem.steps[near], problem.weights[near], start, _least_mass(problem, rho))
+    return np.asarray(near[subset])
+
+
+def _least(problem: _Problem, rho: float, start: Indices, gap: float, nodes: int, whole_row: bool) -> _Found:
+    """The least error at one floor; on a whole row, better starts are looked for after its first nodes."""
+    first = min(nodes, FIRST_NODES) if whole_row else nodes
+    found = _run(problem, rho, start, 0.0, gap, first)
+    if found.stop != kernels.OUT_OF_NODES or first == nodes:
+        return found
+    again = _run(problem, rho, _better_start(problem, rho, found.subset), 0.0, gap, nodes - first)
+    return _Found(again.stop, again.subset, again.error, again.tau, again.nodes + first)
+
+
+def _better_start(problem: _Problem, rho: float, subset: Indices) -> Indices:
+    """The best of a subset, of what kicks make of it, and, without a floor, of subsets of little mass."""
+    reach = problem.weights * problem.distances
+    near = np.union1d(np.argsort(-reach, kind="stable")[:KICKED_KEYS], subset)
+    least_mass = _least_mass(problem, rho)
+    moved, _ = kernels.kicked(
+        problem.steps[near], problem.weights[near], np.searchsorted(near, np.sort(subset)), least_mass, KICKS
+    )
+    found = [subset, np.asarray(near[moved])]
+    if rho == 0:
+        little, _ = kernels.search_windows(problem.steps, problem.weights, problem.s, WINDOW, WINDOW_TRIES)
+        found.append(np.asarray(little))
+    return min(found, key=lambda keys: _error(problem, keys))
+
+
+def _bracket(problem: _Problem, rho: float, found: _Found) -> tuple[float, int]:
+    """The largest share of the best error proved to be a lower bound, in the unit of the values; nodes spent."""
+    spent = 0
+    for share in BRACKET:
+        left = problem.time_end - time.perf_counter()
+        tried = _run(
+            problem,
+            rho,
+            found.subset,
+            share * found.error,
+            0.0,
+            max(1, problem.nodes // 8) if problem.nodes < NO_LIMIT else NO_LIMIT,
+            deadline=time.perf_counter() + left / 2,
+        )
+        spent += tried.nodes
+        if tried.stop == kernels.DONE:
+            return max(0.0, share * found.error - problem.slack) * problem.row.unit, spent
+    return 0.0, spent
+
+
+def _run(
+    problem: _Problem,
+    rho: float,
+    start: Indices,
+    target: float,
+    gap: float,
+    nodes: int,
+    deadline: float | None = None,
+) -> _Found:
+    return _Found(
+        *kernels.search(
+            problem.steps,
+            problem.weights,
+            problem.distances,
+            start,
+            target,
+            gap,
+            problem.slack,
+            _least_mass(problem, rho),
+            nodes,
+            problem.deadline if deadline is None else deadline,
+        )
+    )
+
+
+def _floor(problem: _Problem, rho: float, found: _Found) -> Floor:
+    done = found.stop == kernels.DONE
+    lower = max(0.0, found.tau - problem.slack) * problem.row.unit if done else 0.0
+    return Floor(rho, np.sort(problem.keys[found.subset]), found.error * problem.row.unit, lower, done)
+
+
+def _error(problem: _Problem, subset: Indices) -> float:
+    return problem.row.forced_error(problem.keys[subset]) / problem.row.unit
+
+
+def _least_mass(problem: _Problem, rho: float) -> float:
+    return rho * problem.top_mass * (1 - MASS_SLACK)

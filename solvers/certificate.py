@@ -6,20 +6,37 @@ from solvers.problem import Indices
 
 
 @dataclass(frozen=True, eq=False)
+class Floor:
+    """The least error among subsets that keep at least rho of the top-mass set's mass.
+
+    subset: sorted row-local indices (s,). error: its e_s. lower: no subset that keeps as much has a smaller error.
+    proved: whether error is the least within PROOF_GAP.
+    """
+
+    rho: float
+    subset: Indices
+    error: float
+    lower: float
+    proved: bool
+
+
+@dataclass(frozen=True, eq=False)
 class Certificate:
     """The answer of an exact search; `error` and `lower` hold whenever it stops.
 
     subset: sorted row-local indices (s,). error: its forced error e_s, in the unit of the values. lower: no subset
     of those searched has a smaller error, rounding of the row included. status: "optimal" (error is within
     PROOF_GAP of the least, or zero within rounding), "within_gap" (within the gap asked for), "bracketed" (neither).
-    searched: number of keys that the subsets were drawn from. nodes: subsets visited by enumeration, nodes by branch
-    and bound. seconds: time of the search alone. stopped_by: "finished" or "node_limit". search: which method.
+    floors: the searches made on the way, from the highest mass floor to the one asked for. searched: number of keys
+    that the subsets were drawn from. nodes: subsets visited by enumeration, nodes by branch and bound. seconds: time
+    of the search alone. stopped_by: "finished", "node_limit" or "time_limit". search: which method.
     """
 
     subset: Indices
     error: float
     lower: float
     status: str
+    floors: tuple[Floor, ...]
     searched: int
     nodes: int
     seconds: float

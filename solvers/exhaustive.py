@@ -8,7 +8,7 @@ import numpy.typing as npt
 
 from solvers import kernels
 from solvers.candidates import candidate_set
-from solvers.certificate import Certificate
+from solvers.certificate import Certificate, Floor
 from solvers.problem import UNIT_ROUNDOFF, Instance
 
 EXHAUSTIVE_LIMIT = 5_000_000  # subsets; P1's largest sweep. A tenth of a second or so
@@ -32,7 +32,9 @@ def exhaustive(
     slack = leaf_rounding(row, keys.size) * row.unit + row.rounding
     error *= row.unit
     lower = max(0.0, error - slack)
-    return Certificate(keys[chosen], error, lower, "optimal", keys.size, visited, seconds, "finished", "exhaustive")
+    subset = keys[chosen]
+    floors = (Floor(0.0, subset, error, lower, proved=True),)
+    return Certificate(subset, error, lower, "optimal", floors, keys.size, visited, seconds, "finished", "exhaustive")
 
 
 def searchable(row: Instance, s: int, candidates: npt.ArrayLike) -> npt.NDArray[np.int64]:

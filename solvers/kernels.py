@@ -8,6 +8,7 @@ with the Gram matrix `gram` and with `ids[k]`, the keys that point k stands for.
 """
 
 import math
+import time
 
 import numba as nb
 import numpy as np
@@ -33,12 +34,19 @@ U = 2.0**-53
 INFLATION = 1.0 + 1e-12  # covers the rounding of a computed norm of up to 4,096 entries
 ABSOLUTE = 1e-300  # added to every reach: covers products that underflow
 
+# Why branch and bound stopped.
+DONE, OUT_OF_NODES, OUT_OF_TIME, FOUND_ONE = 0, 1, 2, 3
+CLOCK_NODES = 32  # nodes between two looks at the clock: a millisecond or so
+CLOCK_PAIRS = 1 << 16  # pairs between two looks inside a leaf
+SHORTFALL = 1e-6  # a relaxed point that keeps less than the floor by more than this share lets the floor in
+LARGEST_NU = 1e3  # times tau: a larger multiplier of the floor only costs digits
+
 IMPROVED = 1.0 - 1e-12  # a swap must lower e_s below this share of it (P1: a swap that decreases e_s)
 LESS_FREE = 1.0 - 1e-9  # a change of support must lower the free error below this share of it
 REFRESH = 1024  # enumeration recomputes its running sum from scratch every so many subsets
 
 
-@nb.njit(cache=True, fastmath={"reassoc", "contract", "nsz"})
+@nb.njit(cache=True, error_model="numpy", fastmath={"reassoc", "contract", "nsz"})
 def dot(x, y):
     """x . y in any order of summation."""
     total = 0.0
@@ -47,7 +55,7 @@ def dot(x, y):
     return total
 
 
-@nb.njit(cache=True, fastmath={"reassoc", "contract", "nsz"})
+@nb.njit(cache=True, error_model="numpy", fastmath={"reassoc", "contract", "nsz"})
 def squared_sum(x, y):
     """|x + y|^2, with no cancellation but that of x + y itself."""
     total = 0.0
@@ -57,7 +65,7 @@ def squared_sum(x, y):
     return total
 
 
-@nb.njit(cache=True)
+@nb.njit(cache=True, error_model="numpy")
 def error_of(a, w, subset, total):
     """e_s of a subset from its steps, into `total` (d,) as work space; exact where p(A) is tiny."""
     mass = 0.0
@@ -72,11 +80,20 @@ def error_of(a, w, subset, total):
     return math.sqrt(dot(total, total))
 
 
+@nb.njit(cache=True, error_model="numpy")
+def shortfall(w, subset, least_mass):
+    """h = least_mass / p(A) - 1: above 0 where the subset keeps too little."""
+    mass = 0.0
+    for j in subset:
+        mass += w[j]
+    return least_mass / mass - 1.0
+
+
 # ----------------------------------------------------------------------------------------------------------------
 # Candidate set
 
 
-@nb.njit(FOUND(VECTOR, VECTOR, KEYS, COUNT), cache=True)
+@nb.njit(FOUND(VECTOR, VECTOR, KEYS, COUNT), cache=True, error_model="numpy")
 def candidates(w, single_key_errors, top, wanted):
     """The top-mass set and the `wanted` other keys of positive weight with the largest single-key errors; sorted.
 
@@ -106,12 +123,13 @@ def candidates(w, single_key_errors, top, wanted):
 # Balancing selector
 
 
-@nb.njit(nb.types.Tuple((FOUND, REAL, COUNT))(MATRIX, VECTOR, KEYS), cache=True)
-def balance(a, w, start):
+@nb.njit(nb.types.Tuple((FOUND, REAL, COUNT))(MATRIX, VECTOR, KEYS, REAL), cache=True, error_model="numpy")
+def balance(a, w, start, least_mass):
     """From `start`, the swap (drop i, add j) that lowers e_s most, until none lowers it (P1, section 2).
 
-    Ties go to the smallest (i, j). Every e_s is summed from the steps, so no swap is accepted on cancellation noise.
-    Returns the subset, its error and the number of swaps.
+    Swaps that would keep less than least_mass are passed over (0: none is). Ties go to the smallest (i, j). Every e_s
+    is summed from the steps, so no swap is accepted on cancellation noise. Returns the subset, its error and the
+    number of swaps.
     """
     n, d = a.shape
     subset = np.sort(start)
@@ -132,7 +150,7 @@ def balance(a, w, start):
             for t in range(d):
                 rest[t] = total[t] - a[i, t]
             for j in range(n):
-                if not inside[j]:
+                if not inside[j] and mass - w[i] + w[j] >= least_mass:
                     bound = best * (mass - w[i] + w[j])
                     square = squared_sum(rest, a[j])
                     if square < bound * bound:
@@ -152,7 +170,7 @@ def balance(a, w, start):
 # Exhaustive enumeration
 
 
-@nb.njit(cache=True)
+@nb.njit(cache=True, error_model="numpy")
 def revolve(chosen, r):
     """The next r-subset in revolving-door order: the element that leaves and the one that enters; (-1, -1) at the end.
 
@@ -185,13 +203,14 @@ def revolve(chosen, r):
     return -1, -1
 
 
-@nb.njit(cache=True)
-def best_completion(a, w, kept, n_kept, free, n_free, r, best, best_set, total, fresh):
+@nb.njit(cache=True, error_model="numpy")
+def best_completion(a, w, kept, n_kept, free, n_free, r, least_mass, best, best_set, total, fresh):
     """Visit every way to complete the kept keys by r of the free ones (n_free >= r >= 1).
 
     The running sum and mass drift by at most 2 REFRESH u times the sizes added between two refreshes; a subset whose
     error could be below the best within that drift is summed afresh, so the answer is that of summing each subset
-    from its own steps. Updates best_set in place; returns the least error (at most `best`) and the subsets visited.
+    from its own steps. Subsets of less than least_mass are passed over. Updates best_set in place; returns the least
+    error (at most `best`) and the number of subsets visited.
     """
     d, s = a.shape[1], n_kept + r
     chosen = np.arange(r + 1)
@@ -223,7 +242,7 @@ def best_completion(a, w, kept, n_kept, free, n_free, r, best, best_set, total, 
             for i in range(r):
                 trial[n_kept + i] = free[chosen[i]]
             error = error_of(a, w, trial, fresh)
-            if error < best:
+            if error < best and (least_mass <= 0.0 or shortfall(w, trial, least_mass) <= 0.0):
                 best = error
                 best_set[:] = trial
         out, into = revolve(chosen, r)
@@ -235,7 +254,7 @@ def best_completion(a, w, kept, n_kept, free, n_free, r, best, best_set, total, 
         mass += w[free[into]] - w[free[out]]
 
 
-@nb.njit(nb.types.Tuple((FOUND, REAL, COUNT))(MATRIX, VECTOR, COUNT), cache=True)
+@nb.njit(nb.types.Tuple((FOUND, REAL, COUNT))(MATRIX, VECTOR, COUNT), cache=True, error_model="numpy")
 def enumerate_subsets(a, w, s):
     """The best s-subset of all n keys, by visiting every one; the subset, its error and the number visited."""
     n, d = a.shape
@@ -243,11 +262,11 @@ def enumerate_subsets(a, w, s):
     none, every = np.empty(0, np.int64), np.arange(n).astype(np.int32)
     total, fresh = np.empty(d), np.empty(d)
     first = error_of(a, w, best_set, fresh)
-    best, visited = best_completion(a, w, none, 0, every, n, s, first, best_set, total, fresh)
+    best, visited = best_completion(a, w, none, 0, every, n, s, 0.0, first, best_set, total, fresh)
     return best_set, best, visited
 
 
-@nb.njit(cache=True)
+@nb.njit(cache=True, error_model="numpy")
 def few_subsets(n, r, limit):
     """Whether C(n, r) <= limit, without forming a large binomial."""
     count = 1.0
@@ -262,7 +281,7 @@ def few_subsets(n, r, limit):
 # Minimum-norm points
 
 
-@nb.njit(cache=True)
+@nb.njit(cache=True, error_model="numpy")
 def affine_minimiser(gram, size, factor, u):
     """Weights u, summing to 1, of the least-norm point of the affine hull; False where the corral is degenerate.
 
@@ -304,7 +323,7 @@ def affine_minimiser(gram, size, factor, u):
     return True
 
 
-@nb.njit(cache=True)
+@nb.njit(cache=True, error_model="numpy")
 def leave(k, size, beta, points, ids, gram):
     """Take point k out of the corral (the last one takes its place); the new size."""
     last = size - 1
@@ -320,7 +339,7 @@ def leave(k, size, beta, points, ids, gram):
     return last
 
 
-@nb.njit(cache=True)
+@nb.njit(cache=True, error_model="numpy")
 def normalise(beta, size):
     """Scale convex weights to sum 1 (equal ones if they vanished)."""
     total = 0.0
@@ -330,7 +349,7 @@ def normalise(beta, size):
         beta[k] = beta[k] / total if total > 1e-12 else 1.0 / size
 
 
-@nb.njit(cache=True)
+@nb.njit(cache=True, error_model="numpy")
 def minor_cycles(size, beta, points, ids, gram, factor, u):
     """Move beta to the least-norm point of the corral's hull, dropping points that it does not use; the new size."""
     while size > 1:
@@ -366,7 +385,7 @@ def minor_cycles(size, beta, points, ids, gram, factor, u):
     return size
 
 
-@nb.njit(cache=True)
+@nb.njit(cache=True, error_model="numpy")
 def enter(point, size, beta, points, gram):
     """Append a point with weight 0 (its row of ids is the caller's); the new size."""
     points[size] = point
@@ -377,7 +396,7 @@ def enter(point, size, beta, points, gram):
     return size + 1
 
 
-@nb.njit(cache=True)
+@nb.njit(cache=True, error_model="numpy")
 def combine(size, beta, points, x):
     """x = sum_k beta_k points_k."""
     x[:] = 0.0
@@ -386,7 +405,7 @@ def combine(size, beta, points, x):
             x[i] += beta[k] * points[k, i]
 
 
-@nb.njit(cache=True)
+@nb.njit(cache=True, error_model="numpy")
 def nearest_over(c, members, size, beta, points, ids, gram, factor, u, x):
     """Wolfe's algorithm: from the corral given, the least-norm point x of the hull of c[members]; the new size.
 
@@ -413,7 +432,7 @@ def nearest_over(c, members, size, beta, points, ids, gram, factor, u, x):
     return size
 
 
-@nb.njit(cache=True)
+@nb.njit(cache=True, error_model="numpy")
 def polish(size, beta, points, gram, factor, u, x):
     """Iterative refinement of the corral's weights, from x itself rather than the Gram matrix, while |x| falls.
 
@@ -454,7 +473,7 @@ def polish(size, beta, points, gram, factor, u, x):
         x[:] = moved
 
 
-@nb.njit(cache=True)
+@nb.njit(cache=True, error_model="numpy")
 def workspace(room, width, n_ids):
     """Arrays of a corral of at most `room` points: beta, points, ids, gram, factor, u."""
     return (
@@ -467,7 +486,7 @@ def workspace(room, width, n_ids):
     )
 
 
-@nb.njit(cache=True)
+@nb.njit(cache=True, error_model="numpy")
 def nearest_to(c, members, beta, points, ids, gram, factor, u, x):
     """The least-norm point of the hull of c[members] from the nearest member; the corral's size."""
     first, least = members[0], dot(c[members[0]], c[members[0]])
@@ -481,7 +500,7 @@ def nearest_to(c, members, beta, points, ids, gram, factor, u, x):
     return nearest_over(c, members, size, beta, points, ids, gram, factor, u, x)
 
 
-@nb.njit(REAL(MATRIX, KEYS), cache=True)
+@nb.njit(REAL(MATRIX, KEYS), cache=True, error_model="numpy")
 def free_error_of(c, members):
     """e_f: the distance of mu from the hull of the members' values. A point of the hull attains what is returned."""
     d = c.shape[1]
@@ -491,7 +510,7 @@ def free_error_of(c, members):
     return math.sqrt(dot(x, x))
 
 
-@nb.njit(cache=True)
+@nb.njit(cache=True, error_model="numpy")
 def deepest_key(c, w, x):
     """The linear oracle of Frank-Wolfe: argmin_j (v_j - mu) . x over keys of positive weight, lowest index first."""
     found, least = -1, np.inf
@@ -503,7 +522,7 @@ def deepest_key(c, w, x):
     return found, least
 
 
-@nb.njit(cache=True)
+@nb.njit(cache=True, error_model="numpy")
 def nearest_key(c, w):
     """argmin_j |v_j - mu| over keys of positive weight, lowest index first."""
     found, least = -1, np.inf
@@ -515,7 +534,7 @@ def nearest_key(c, w):
     return found
 
 
-@nb.njit(nb.types.Tuple((FOUND, REAL))(MATRIX, VECTOR, COUNT), cache=True)
+@nb.njit(nb.types.Tuple((FOUND, REAL))(MATRIX, VECTOR, COUNT), cache=True, error_model="numpy")
 def frank_wolfe_line_search(c, w, s):
     """Plain Frank-Wolfe: the nearest value, then s - 1 steps to the oracle's vertex with exact line search.
 
@@ -540,7 +559,7 @@ def frank_wolfe_line_search(c, w, s):
     return np.flatnonzero(support), math.sqrt(dot(x, x))
 
 
-@nb.njit(nb.types.Tuple((FOUND, REAL))(MATRIX, VECTOR, COUNT), cache=True)
+@nb.njit(nb.types.Tuple((FOUND, REAL))(MATRIX, VECTOR, COUNT), cache=True, error_model="numpy")
 def frank_wolfe_fully_corrective(c, w, s):
     """Fully corrective Frank-Wolfe: after every vertex, the least-norm point of the hull of all vertices so far.
 
@@ -570,7 +589,7 @@ def frank_wolfe_fully_corrective(c, w, s):
     return np.sort(ids[:size, 0]), math.sqrt(dot(x, x))
 
 
-@nb.njit(cache=True)
+@nb.njit(cache=True, error_model="numpy")
 def copy_corral(size, source, target):
     """Copy the corral's weights, points, ids and Gram matrix: the first four arrays of a workspace."""
     for k in range(size):
@@ -580,7 +599,7 @@ def copy_corral(size, source, target):
         target[3][k, :size] = source[3][k, :size]
 
 
-@nb.njit(nb.types.Tuple((FOUND, REAL, COUNT))(MATRIX, VECTOR, KEYS, COUNT), cache=True)
+@nb.njit(nb.types.Tuple((FOUND, REAL, COUNT))(MATRIX, VECTOR, KEYS, COUNT), cache=True, error_model="numpy")
 def improve_support(c, w, start, rounds):
     """From a support of s keys, add the deepest key and drop the least used one while the free error falls.
 
@@ -652,25 +671,102 @@ def improve_support(c, w, start, rounds):
     return np.sort(support), best, rounds
 
 
-# ----------------------------------------------------------------------------------------------------------------
+# ----------------------------------------------------------------------------------------------------------------------
+# Better subsets to start from
+
+
+@nb.njit(nb.types.Tuple((FOUND, REAL))(MATRIX, VECTOR, KEYS, REAL, COUNT), cache=True, error_model="numpy")
+def kicked(a, w, start, least_mass, kicks):
+    """The best subset that swaps find from kicked copies of the best so far (iterated local search).
+
+    A kick puts keys drawn at random in the place of 1 to 1 + s / 4 drawn members; what keeps less than least_mass is
+    passed over. Draws come from a linear congruential generator with a fixed start, so the result is repeatable.
+    Returns the subset and its error.
+    """
+    n, s = a.shape[0], start.shape[0]
+    best_set = np.sort(start)
+    best = error_of(a, w, best_set, np.empty(a.shape[1]))
+    state = np.uint64(20_081_110)
+    inside = np.zeros(n, np.bool_)
+    for _ in range(kicks):
+        trial = best_set.copy()
+        inside[:] = False
+        inside[trial] = True
+        state = state * np.uint64(6364136223846793005) + np.uint64(1442695040888963407)
+        for _ in range(1 + np.int64(state >> np.uint64(33)) % max(1, s // 4)):
+            state = state * np.uint64(6364136223846793005) + np.uint64(1442695040888963407)
+            place = np.int64(state >> np.uint64(33)) % s
+            state = state * np.uint64(6364136223846793005) + np.uint64(1442695040888963407)
+            key = np.int64(state >> np.uint64(33)) % n
+            if not inside[key]:
+                inside[trial[place]] = False
+                inside[key] = True
+                trial[place] = key
+        if shortfall(w, trial, least_mass) > 0.0:
+            continue
+        subset, error, _ = balance(a, w, trial, least_mass)
+        if error < best:
+            best, best_set = error, subset
+    return best_set, best
+
+
+@nb.njit(nb.types.Tuple((FOUND, REAL))(MATRIX, VECTOR, COUNT, COUNT, COUNT), cache=True, error_model="numpy")
+def search_windows(a, w, s, most, tries):
+    """The best subset that swaps find among keys of like weight: subsets of little mass whose mean happens to hit mu.
+
+    Keys must come by falling weight. Windows of at most `most` keys begin at ranks 0, 1, 2, 4, 8, ...; in each, swaps
+    start from every first, every second, every third, ... of its keys (`tries` starts). Returns the subset and its
+    error.
+    """
+    n = a.shape[0]
+    best, best_set = np.inf, np.arange(s)
+    first = 0
+    while first + s <= n:
+        last = min(n, first + most)
+        for stride in range(1, tries + 1):
+            if (s - 1) * stride >= last - first:
+                break
+            subset, error, _ = balance(a[first:last], w[first:last], stride * np.arange(s), 0.0)
+            if error < best:
+                best, best_set = error, subset + first
+        first = max(1, 2 * first)
+    return best_set, best
+
+
+# ----------------------------------------------------------------------------------------------------------------------
 # Branch and bound
 
 
-@nb.njit(cache=True)
-def select_least(a, w, reach, free, n_free, z, tau, slack, k, low, chosen, least):
-    """The k free keys of least c_j = z.a_j - tau w_j, by lower estimates that hold in floating point.
+@nb.njit(cache=True, error_model="numpy")
+def now():
+    """The clock of time.perf_counter, in seconds."""
+    with nb.objmode(seconds="f8"):
+        seconds = time.perf_counter()
+    return seconds
 
-    The computed c_j is off by at most (d + 4) u (|a_j| + tau w_j); `slack` = (d + 8) u covers that and this
-    subtraction, so low[t] = c_j - slack reach_j is below the exact c_j of the t-th free key. Keys come by falling
-    reach >= |c_j|, and the scan stops at the first whose -(1 + slack) reach cannot enter. Returns the number of keys
-    scanned and of keys chosen; chosen[i] is a place in `free`, least[i] its lower estimate, ascending.
+
+@nb.njit(cache=True, error_model="numpy")
+def lowered(tau, target, gap, error):
+    """tau after a better subset was found: it follows the best error, or stays at the target of a decision."""
+    return tau if target > 0.0 else min(tau, (1.0 - gap) * error)
+
+
+@nb.njit(cache=True, error_model="numpy")
+def select_least(a, w, reach, heaviest_after, free, n_free, z, tau, nu, slack, k, low, chosen, least):
+    """The k free keys of least c_j = z.a_j - (tau + nu) w_j, by lower estimates that hold in floating point.
+
+    The computed c_j is off by at most (d + 5) u (|a_j| + (tau + nu) w_j); `slack` = (d + 8) u covers that and this
+    subtraction, so low[t] = c_j - slack (reach_j + nu w_j) is below the exact c_j of the t-th free key. Keys come by
+    falling reach >= |a_j| + tau w_j; heaviest_after[j] is the largest weight from key j on, so the scan stops at the
+    first key whose -(1 + slack) (reach + nu heaviest_after) cannot enter. Returns the number of keys scanned and of
+    keys chosen; chosen[i] is a place in `free`, least[i] its lower estimate, ascending.
     """
     m, t = 0, 0
     while t < n_free:
         j = free[t]
-        if m == k and -(1.0 + slack) * reach[j] >= least[k - 1]:
+        if m == k and -(1.0 + slack) * (reach[j] + nu * heaviest_after[j]) >= least[k - 1]:
             break
-        estimate = dot(a[j], z) - tau * w[j] - slack * reach[j]
+        estimate = dot(a[j], z) - (tau + nu) * w[j] - slack * (reach[j] + nu * w[j])
         low[t] = estimate
         if m < k:
             i = m
@@ -690,44 +786,83 @@ def select_least(a, w, reach, free, n_free, z, tau, slack, k, low, chosen, least
     return t, m
 
 
+@nb.njit(cache=True, error_model="numpy")
+def most_mass(w, free, n_free, r, largest):
+    """The sum of the r largest free weights; `largest` is work space for r of them."""
+    m = 0
+    for t in range(n_free):
+        weight = w[free[t]]
+        if m < r:
+            i = m
+            m += 1
+        elif r > 0 and weight > largest[r - 1]:
+            i = r - 1
+        else:
+            continue
+        while i > 0 and largest[i - 1] < weight:
+            largest[i] = largest[i - 1]
+            i -= 1
+        largest[i] = weight
+    total = 0.0
+    for i in range(r):
+        total += largest[i]
+    return total
+
+
 @nb.njit(
-    nb.types.Tuple((FLAG, FOUND, REAL, REAL, COUNT))(MATRIX, VECTOR, VECTOR, KEYS, REAL, REAL, REAL, COUNT),
+    nb.types.Tuple((COUNT, FOUND, REAL, REAL, COUNT))(
+        MATRIX, VECTOR, VECTOR, KEYS, REAL, REAL, REAL, REAL, REAL, COUNT, REAL
+    ),
     cache=True,
+    error_model="numpy",
 )
-def branch_and_bound(a, w, reach, start, error, gap, floor, node_limit):
-    """The s-subset of least forced error, or the best one found in `node_limit` nodes.
+def branch_and_bound(a, w, reach, start, error, target, gap, floor, least_mass, node_limit, deadline):
+    """The s-subset of least forced error among those with p(A) >= least_mass, or the best one within the limits.
 
-    reach (n,) must not rise and must be at least (|a_j| + error w_j) INFLATION + ABSOLUTE. `start` is a subset and
-    `error` its e_s. Depth-first, the child that keeps the branching key first, so the stack holds at most s + 2 nodes.
-    An error at or below `floor` is zero within rounding: nothing better can be told apart, and the search is over.
+    reach (n,) must not rise and must be at least (|a_j| + T w_j) INFLATION + ABSOLUTE, T the larger of `error` and
+    `target`. `start` is a subset that keeps enough and `error` its e_s. Depth-first, the child that keeps the branching
+    key first, so the stack holds at most s + 2 nodes. An error at or below `floor` is zero within rounding: nothing
+    better can be told apart, and the search is over. With target > 0 the search decides: it ends at the first subset
+    with an error of at most the target. The clock (`deadline`, of time.perf_counter; infinite: none) is looked at every
+    so many nodes and pairs; node_limit alone keeps a run repeatable.
 
-    Node: F is kept, r keys are still to be picked from the free ones, p = sum_F a_j, W = sum_F w_j. For |z| <= 1,
+    Node: F is kept, r keys are still to be picked from the free ones, p = sum_F a_j, W = sum_F w_j. For |z| <= 1 and
+    nu >= 0,
 
-        f(z) = z.p - tau W + sum of the r least (z.a_j - tau w_j) over free j  >=  0
+        f(z, nu) = z.p - (tau + nu) W + nu least_mass + sum of the r least (z.a_j - (tau + nu) w_j), j free,  >= 0
 
-    proves that no completion has |y_A| < tau W_A, that is e_s < tau (ours; weak duality for a linear-fractional
-    minimum). The best z points to the least-norm point of the hull of the kept means m_A, which Wolfe's algorithm
-    finds with the same selection as its oracle. tau = (1 - gap) times the best error so far. A free key whose forced
-    exclusion (inclusion) would lift f to 0 is kept (dropped) in the whole subtree; f is then the least sum of the lower
-    estimates over selections without (with) that key, so the rule is as valid in floating point as the bound.
+    proves that no completion with p(A) >= least_mass has |y_A| < tau p(A), that is e_s < tau (ours; weak duality for a
+    linear-fractional minimum). The best z points to the least-norm point of the hull of the kept means m_A, which
+    Wolfe's algorithm finds with the same selection as its oracle; where that point keeps too little, kappa h_A is
+    appended to every m_A, and nu follows from the least-norm point again. tau = (1 - gap) times the best error so far,
+    or the target. A free key whose forced exclusion (inclusion) would lift f to 0 is kept (dropped) in the whole
+    subtree; f is then the least sum of the lower estimates over selections without (with) that key, so the rule is as
+    valid in floating point as the bound.
 
-    Returns (whole tree done, subset, its error, tau, nodes): with the tree done, no subset has an error below
-    tau - (n + d + 8) u max |v_j - mu|, the rounding of the errors that leaves compute.
+    Returns (DONE, OUT_OF_NODES, OUT_OF_TIME or FOUND_ONE; subset; its error; tau; nodes). DONE: no subset that keeps
+    enough has an error below tau - (n + d + 8) u max |v_j - mu|, the rounding of the errors that leaves compute.
     """
     n, d = a.shape
     s = start.shape[0]
-    room, depth = min(d, n) + 2, s + 4
+    floored = least_mass > 0.0
+    width = d + 1 if floored else d  # the last coordinate is kappa h_A once the mass floor binds at a node, else 0
+    room, depth = min(width, n) + 2, s + 4
     slack = (d + 8) * U
     best, best_set = error, start.copy()
-    tau = (1.0 - gap) * best
+    tau = target if target > 0.0 else (1.0 - gap) * best
+    kappa = 3.0 * tau  # scales h against m; it steers, for every nu >= 0 is valid
+    heaviest_after = w.copy()
+    for j in range(n - 2, -1, -1):
+        heaviest_after[j] = max(heaviest_after[j], heaviest_after[j + 1])
 
     stack_free, stack_n_free = np.empty((depth, n), np.int32), np.zeros(depth, np.int64)
     stack_kept, stack_n_kept = np.empty((depth, s), np.int64), np.zeros(depth, np.int64)
     stack_size, stack_beta = np.zeros(depth, np.int64), np.empty((depth, room))
-    stack_points, stack_ids = np.empty((depth, room, d)), np.empty((depth, room, s), np.int64)
+    stack_points, stack_ids = np.empty((depth, room, width)), np.empty((depth, room, s), np.int64)
     free, kept = np.empty(n, np.int32), np.empty(s, np.int64)
-    beta, points, ids, gram, factor, u = workspace(room, d, s)
-    x, z, z_best, p, y = np.empty(d), np.empty(d), np.empty(d), np.empty(d), np.empty(d)
+    beta, points, ids, gram, factor, u = workspace(room, width, s)
+    x, y = np.empty(width), np.zeros(width)
+    z, z_best, p, mean = np.empty(d), np.empty(d), np.empty(d), np.empty(d)
     low, chosen, least = np.empty(n), np.empty(s + 2, np.int64), np.empty(s + 2)
     mark = np.zeros(n)
     trial = np.empty(s, np.int64)
@@ -735,12 +870,16 @@ def branch_and_bound(a, w, reach, start, error, gap, floor, node_limit):
     for j in range(n):
         stack_free[0, j] = j
     stack_n_free[0] = n
-    top, nodes = 1, 0
+    top, nodes, pairs = 1, 0, 0
     while top > 0:
         if best <= floor:
             break
+        if target > 0.0 and best <= target:
+            return FOUND_ONE, best_set, best, tau, nodes
         if nodes >= node_limit:
-            return False, best_set, best, tau, nodes
+            return OUT_OF_NODES, best_set, best, tau, nodes
+        if deadline < np.inf and nodes % CLOCK_NODES == 0 and now() > deadline:
+            return OUT_OF_TIME, best_set, best, tau, nodes
         top -= 1
         nodes += 1
         n_free, n_kept, size = stack_n_free[top], stack_n_kept[top], stack_size[top]
@@ -750,6 +889,8 @@ def branch_and_bound(a, w, reach, start, error, gap, floor, node_limit):
             beta[k] = stack_beta[top, k]
             points[k] = stack_points[top, k]
             ids[k] = stack_ids[top, k]
+            if floored:
+                points[k, d] = 0.0
         stale_gram, closed = True, True
         while True:  # bound, fix, and again if fixing changed much; every break but the last closes the node
             r = s - n_kept
@@ -761,18 +902,20 @@ def branch_and_bound(a, w, reach, start, error, gap, floor, node_limit):
                 p += a[kept[k]]
                 mass += w[kept[k]]
                 path += reach[kept[k]]
+            if floored and (mass + most_mass(w, free, n_free, r, least)) * INFLATION < least_mass:
+                break
 
             # Leaves: few completions, or one or two keys to pick from many.
             if r == 0:
-                e = error_of(a, w, kept, y)
-                if e < best:
-                    best, tau = e, min(tau, (1.0 - gap) * e)
+                e = error_of(a, w, kept, mean)
+                if e < best and mass >= least_mass:
+                    best, tau = e, lowered(tau, target, gap, e)
                     best_set[:] = kept
                 break
             if few_subsets(n_free, r, LEAF_SUBSETS):
-                e, _ = best_completion(a, w, kept, n_kept, free, n_free, r, best, best_set, y, z)
+                e, _ = best_completion(a, w, kept, n_kept, free, n_free, r, least_mass, best, best_set, mean, z)
                 if e < best:
-                    best, tau = e, min(tau, (1.0 - gap) * e)
+                    best, tau = e, lowered(tau, target, gap, e)
                 break
             if r == 1:
                 length = math.sqrt(dot(p, p))
@@ -782,17 +925,19 @@ def branch_and_bound(a, w, reach, start, error, gap, floor, node_limit):
                     if length - reach[j] - tau * mass > 1e-12 * (path + tau * mass):
                         break
                     e = math.sqrt(squared_sum(p, a[j])) / (mass + w[j])
-                    if e < best:
+                    if e < best and mass + w[j] >= least_mass:
                         trial[:n_kept] = kept[:n_kept]
                         trial[n_kept] = j
-                        best, tau = e, min(tau, (1.0 - gap) * e)
+                        best, tau = e, lowered(tau, target, gap, e)
                         best_set[:] = trial
                 break
             if r == 2:
                 length = math.sqrt(dot(p, p))
                 for i in range(d):
                     z[i] = p[i] / (length * INFLATION) if length > 0 else 0.0
-                scanned, m = select_least(a, w, reach, free, n_free, z, tau, slack, 2, low, chosen, least)
+                scanned, m = select_least(
+                    a, w, reach, heaviest_after, free, n_free, z, tau, 0.0, slack, 2, low, chosen, least
+                )
                 margin = (n_kept + d + 12) * U * (path + reach[free[0]] + reach[free[1]])
                 need = margin - (dot(z, p) - tau * mass)  # a pair must have low_i + low_j < need
                 if least[0] + least[1] >= need:
@@ -812,16 +957,20 @@ def branch_and_bound(a, w, reach, start, error, gap, floor, node_limit):
                 for t1 in range(m):
                     i = free[by_low[t1]]
                     for k in range(d):
-                        y[k] = p[k] + a[i, k]
+                        mean[k] = p[k] + a[i, k]
                     for t2 in range(t1 + 1, m):
                         if low[by_low[t1]] + low[by_low[t2]] >= need:
                             break
+                        pairs += 1
+                        if deadline < np.inf and pairs % CLOCK_PAIRS == 0 and now() > deadline:
+                            return OUT_OF_TIME, best_set, best, tau, nodes
                         j = free[by_low[t2]]
-                        e = math.sqrt(squared_sum(y, a[j])) / (mass + w[i] + w[j])
-                        if e < best:
+                        whole = mass + w[i] + w[j]
+                        e = math.sqrt(squared_sum(mean, a[j])) / whole
+                        if e < best and whole >= least_mass:
                             trial[:n_kept] = kept[:n_kept]
                             trial[n_kept], trial[n_kept + 1] = i, j
-                            best, tau = e, min(tau, (1.0 - gap) * e)
+                            best, tau = e, lowered(tau, target, gap, e)
                             best_set[:] = trial
                 break
 
@@ -829,45 +978,77 @@ def branch_and_bound(a, w, reach, start, error, gap, floor, node_limit):
             if size == 0:
                 for k in range(n_kept):
                     ids[0, k] = kept[k]
-                y[:] = p
+                mean[:] = p
                 whole = mass
                 for t in range(r):
                     ids[0, n_kept + t] = free[t]
-                    y += a[free[t]]
+                    mean += a[free[t]]
                     whole += w[free[t]]
-                y /= whole
+                y[:d] = mean / whole
+                if floored:
+                    y[d] = 0.0
                 size = enter(y, 0, beta, points, gram)
                 beta[0] = 1.0
                 stale_gram = False
-            if stale_gram:
+            elif stale_gram:
                 for k in range(size):
                     for i in range(k + 1):
                         gram[k, i] = dot(points[k], points[i])
                         gram[i, k] = gram[k, i]
                 stale_gram = False
-            pruned, f_best = False, -np.inf
+            pruned, binding, settled, f_best, nu_best = False, False, False, -np.inf, 0.0
+            z_best[:] = 0.0
             for step in range(MOST_STEPS):
                 size = minor_cycles(size, beta, points, ids, gram, factor, u)
                 combine(size, beta, points, x)
                 square = dot(x, x)
-                length = math.sqrt(square)
-                if step > 0 and length < EARLY_STOP * tau:
+                excess = 0.0
+                if floored:
+                    for k in range(size):
+                        excess += beta[k] * shortfall(w, ids[k], least_mass)
+                    if not binding and excess > SHORTFALL and (settled or math.sqrt(square) < tau):
+                        binding, settled = True, False  # the point keeps too little: let the floor into the relaxation
+                        for k in range(size):
+                            points[k, d] = kappa * shortfall(w, ids[k], least_mass)
+                        for k in range(size):
+                            for i in range(k + 1):
+                                gram[k, i] = dot(points[k], points[i])
+                                gram[i, k] = gram[k, i]
+                        continue
+                if settled or (binding and excess <= 0.0):
+                    break
+                if step > 0 and math.sqrt(square) < EARLY_STOP * tau and f_best > -np.inf:
                     break
                 for i in range(d):
-                    z[i] = x[i] / (length * INFLATION) if length > 0 else 0.0
-                scanned, m = select_least(a, w, reach, free, n_free, z, tau, slack, r, low, chosen, least)
-                f, size_of_sum = dot(z, p) - tau * mass, path
+                    mean[i] = x[i]
+                length = math.sqrt(dot(mean, mean))
+                nu = 0.0
+                if length > 1e-14 * tau:
+                    for i in range(d):
+                        z[i] = mean[i] / (length * INFLATION)
+                    if binding:
+                        nu = min(kappa * kappa * excess / length, LARGEST_NU * tau)
+                else:
+                    z[:] = 0.0
+                    if binding:
+                        nu = 10.0 * tau
+                scanned, m = select_least(
+                    a, w, reach, heaviest_after, free, n_free, z, tau, nu, slack, r, low, chosen, least
+                )
+                f = dot(z, p) - (tau + nu) * mass + nu * least_mass
+                size_of_sum = path + nu * (mass + least_mass)
                 for i in range(r):
+                    j = free[chosen[i]]
                     f += least[i]
-                    size_of_sum += reach[free[chosen[i]]]
-                if f >= (n_kept + r + d + 12) * U * size_of_sum:
+                    size_of_sum += reach[j] + nu * w[j]
+                if f >= (n_kept + r + d + 16) * U * size_of_sum:
                     pruned = True
                     break
                 if f > f_best:
-                    f_best = f
+                    f_best, nu_best = f, nu
                     z_best[:] = z
                 whole = mass
-                y[:] = p
+                mean[:] = p
                 for k in range(n_kept):
                     trial[k] = kept[k]
                 for i in range(r):
@@ -875,27 +1056,40 @@ def branch_and_bound(a, w, reach, start, error, gap, floor, node_limit):
                     trial[n_kept + i] = j
                     whole += w[j]
                     for k in range(d):
-                        y[k] += a[j, k]
+                        mean[k] += a[j, k]
                 for k in range(d):
-                    y[k] /= whole
-                e = math.sqrt(dot(y, y))  # the selection is a subset like any other
-                if e < best:
-                    best, tau = e, min(tau, (1.0 - gap) * e)
+                    mean[k] /= whole
+                    y[k] = mean[k]
+                if floored:
+                    y[d] = kappa * (least_mass / whole - 1.0) if binding else 0.0
+                e = math.sqrt(dot(mean, mean))  # the selection is a subset like any other
+                if e < best and whole >= least_mass:
+                    best, tau = e, lowered(tau, target, gap, e)
                     best_set[:] = trial
-                if size == room or dot(x, y) >= square * (1.0 - FACE_TOLERANCE) or length < EARLY_STOP * tau:
+                if size == room or (math.sqrt(square) < EARLY_STOP * tau and (binding or excess <= SHORTFALL)):
                     break
+                if dot(x, y) >= square * (1.0 - FACE_TOLERANCE):
+                    if binding or excess <= SHORTFALL:
+                        break
+                    settled = True
+                    continue
                 size = enter(y, size, beta, points, gram)
                 ids[size - 1] = trial
             if pruned:
                 break
 
             # Fixing with the best z: keys that every improving completion keeps, or that none keeps.
-            scanned, m = select_least(a, w, reach, free, n_free, z_best, tau, slack, r + 1, low, chosen, least)
-            f, size_of_sum = dot(z_best, p) - tau * mass, path + reach[free[0]]
+            nu = nu_best
+            scanned, m = select_least(
+                a, w, reach, heaviest_after, free, n_free, z_best, tau, nu, slack, r + 1, low, chosen, least
+            )
+            f = dot(z_best, p) - (tau + nu) * mass + nu * least_mass
+            size_of_sum = path + reach[free[0]] + nu * (mass + least_mass + heaviest_after[free[0]])
             for i in range(r):
+                j = free[chosen[i]]
                 f += least[i]
-                size_of_sum += reach[free[chosen[i]]]
-            margin = (n_kept + r + d + 16) * U * size_of_sum
+                size_of_sum += reach[j] + nu * w[j]
+            margin = (n_kept + r + d + 20) * U * size_of_sum
             if f >= margin:
                 break
             n_fixed = 0
@@ -913,9 +1107,9 @@ def branch_and_bound(a, w, reach, start, error, gap, floor, node_limit):
                     n_kept += 1
                     continue
                 if t >= scanned:
-                    if -(1.0 + slack) * reach[j] >= threshold:
+                    if -(1.0 + slack) * (reach[j] + nu * w[j]) >= threshold:
                         continue  # even its least possible c_j lifts f to 0
-                    low[t] = dot(a[j], z_best) - tau * w[j] - slack * reach[j]
+                    low[t] = dot(a[j], z_best) - (tau + nu) * w[j] - slack * (reach[j] + nu * w[j])
                 if low[t] < threshold:
                     free[m] = j
                     m += 1
@@ -942,6 +1136,10 @@ def branch_and_bound(a, w, reach, start, error, gap, floor, node_limit):
                     mark[kept[k]] = 0.0
                 normalise(beta, size)
                 if n_fixed > 0 or size == 0 or before - n_free > FIXED_SHARE * before:
+                    if binding:  # the next relaxation begins without the floor again
+                        for k in range(size):
+                            points[k, d] = 0.0
+                        stale_gram = True
                     continue
             closed = False
             break
@@ -983,26 +1181,30 @@ def branch_and_bound(a, w, reach, start, error, gap, floor, node_limit):
             stack_size[top] = m
             normalise(stack_beta[top], m)
             top += 1
-    return True, best_set, best, tau, nodes
+    if target > 0.0 and best <= target:
+        return FOUND_ONE, best_set, best, tau, nodes
+    return DONE, best_set, best, tau, nodes
 
 
 @nb.njit(
-    nb.types.Tuple((FLAG, FOUND, REAL, REAL, COUNT))(MATRIX, VECTOR, VECTOR, COUNT, REAL, REAL, COUNT),
+    nb.types.Tuple((COUNT, FOUND, REAL, REAL, COUNT))(
+        MATRIX, VECTOR, VECTOR, KEYS, REAL, REAL, REAL, REAL, COUNT, REAL
+    ),
     cache=True,
+    error_model="numpy",
 )
-def search(a, w, distances, s, gap, floor, node_limit):
-    """branch_and_bound from the balancing selector's subset, with keys ordered by reach.
+def search(a, w, distances, start, target, gap, floor, least_mass, node_limit, deadline):
+    """branch_and_bound from a subset, with the keys ordered by reach.
 
     distances (n,) are |v_j - mu| in the row's unit: p_j times them is |a_j| even where the square of a_j underflows.
-    Returns (whole tree done, subset, its error, tau, nodes).
+    Returns (why it stopped, subset, its error, tau, nodes).
     """
-    heaviest = np.argsort(-w, kind="mergesort")[:s]
-    start, error, _ = balance(a, w, heaviest)
-    reach = (w * distances + error * w) * INFLATION + ABSOLUTE
+    error = error_of(a, w, start, np.empty(a.shape[1]))
+    reach = (w * distances + max(error, target) * w) * INFLATION + ABSOLUTE
     order = np.argsort(-reach, kind="mergesort")
     place = np.empty_like(order)
     place[order] = np.arange(order.shape[0])
-    done, subset, error, tau, nodes = branch_and_bound(
-        a[order], w[order], reach[order], place[start], error, gap, floor, node_limit
+    stop, subset, error, tau, nodes = branch_and_bound(
+        a[order], w[order], reach[order], place[start], error, target, gap, floor, least_mass, node_limit, deadline
     )
-    return done, order[subset], error, tau, nodes
+    return stop, order[subset], error, tau, nodes

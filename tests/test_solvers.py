@@ -158,12 +158,12 @@ def test_an_outlier_does_not_break_the_bound() -> None:
 def test_a_heavy_key_that_leaves_does_not_spoil_the_mass_of_light_ones() -> None:
     # the running mass of an enumeration forgets a tail of 1e-12 beside a key of weight 1
     random = np.random.default_rng(0)
-    for _ in range(10):
-        weights = np.append(1.0, random.random(13) * 10.0 ** random.uniform(-16, -9, 13))
-        values = np.concatenate([np.zeros((1, 2)), random.standard_normal((13, 2))])
+    for _ in range(4):
+        weights = np.append(1.0, random.random(11) * 10.0 ** random.uniform(-16, -9, 11))
+        values = np.concatenate([np.zeros((1, 2)), random.standard_normal((11, 2))])
         row = Instance(weights / weights.sum(), values)
         best = math.sqrt(oracle.least_squared_error(oracle.exact(row.weights, row.values), 5)[0])
-        for found in (exhaustive(row, 5, np.arange(14)), certify(row, 5)):
+        for found in (exhaustive(row, 5, np.arange(12)), certify(row, 5)):
             assert found.lower <= best
             assert found.error == pytest.approx(best, rel=1e-9, abs=2 * row.rounding)
 
@@ -171,8 +171,8 @@ def test_a_heavy_key_that_leaves_does_not_spoil_the_mass_of_light_ones() -> None
 def test_gap_and_node_limit() -> None:
     row = captured_like(3, n=2000, d=32, sharpness=0.5)
     stopped = certify(row, 8, node_limit=5)
-    assert (stopped.status, stopped.stopped_by, stopped.lower) == ("bracketed", "node_limit", 0.0)
-    assert stopped.nodes == 5
+    assert (stopped.status, stopped.stopped_by) == ("bracketed", "node_limit")
+    assert [floor.rho for floor in stopped.floors] == [0.5, 0.1, 0.0]
     assert stopped.error <= row.forced_error(top_mass(row, 8))
     pool = candidate_set(row, 8)
     loose, tight = certify(row, 8, gap=0.2, candidates=pool), certify(row, 8, candidates=pool)
