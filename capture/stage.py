@@ -118,7 +118,9 @@ def _remove_others(store: Store, model: str, wanted: Sequence[Provenance]) -> No
 
 
 def _remove(store: Store, model: str, doc_id: int) -> None:
-    """Remove a document, its rows first: without them the rest counts for nothing."""
+    """Remove a document and the subsets graded on it, its rows first: without them the rest counts for nothing."""
     store.rows(model, doc_id).unlink(missing_ok=True)
+    for path in store.derived_from(model, doc_id):
+        path.unlink(missing_ok=True)
     store.tokens(model, doc_id).unlink(missing_ok=True)
     shutil.rmtree(store.kv(model, doc_id, 0).parent, ignore_errors=True)

@@ -94,6 +94,10 @@ class Store:
         found = (self.root / "subsets").glob("*/s-*/*/doc-*.parquet")
         return sorted(path for path in found if path.parent.name != "facts")
 
+    def derived_from(self, model: str, doc_id: int) -> list[Path]:
+        """Every file of subsets and facts that was made from one document's rows."""
+        return sorted((self.root / "subsets" / model).glob(f"s-*/*/doc-{doc_id:03d}.parquet"))
+
     def fact_files(self) -> list[Path]:
         """Every row_facts file, sorted."""
         return sorted((self.root / "subsets").glob("*/s-*/facts/doc-*.parquet"))

@@ -127,7 +127,16 @@ def test_more_documents_keep_the_earlier_ones_and_fewer_remove_the_rest(tmp_path
 def test_other_settings_replace_every_document_of_the_model_and_of_no_other(tmp_path):
     run(tmp_path, "olmo", docs=1)
     held = run(tmp_path, docs=3)
+    derived = {
+        model: [held.subsets(model, s, rules, 0) for s in (4, 8) for rules in ("standard", "mine")]
+        for model in ("embedded-qwen3", "embedded-olmo")
+    }
+    for path in [path for paths in derived.values() for path in paths]:
+        path.parent.mkdir(parents=True)
+        path.write_bytes(b"graded before")
     run(tmp_path, docs=2, length=120)
+    assert not any(path.exists() for path in derived["embedded-qwen3"])  # of rows that are no more
+    assert all(path.exists() for path in derived["embedded-olmo"])
     assert len(held.row_files("embedded-qwen3")) == 2
     assert len(held.row_files("embedded-olmo")) == 1
     for doc in range(2):
