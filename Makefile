@@ -27,14 +27,18 @@ all: setup
 	@echo "Done. Look at $(CURDIR)/out/report.html; figures with their data are in $(CURDIR)/out/figures."
 
 help:
-	@echo "make                    the whole measurement on the embedded models, to out/report.html"
-	@echo "make test               the test suite (make test-long: the slow sweeps)"
-	@echo "make capture MODEL=qwen rows of $(FAMILIES); CHECKPOINT= TEXT= DOCS= LENGTH= ROWS= DEVICE= DTYPE= SEED="
-	@echo "make enumerate S=16     forced-weight optima of all captured rows; MODEL= ROWS=own.npz RULE=file.py:function SEARCH="
-	@echo "make analysis figures report   tables, pictures, the page"
-	@echo "make bench              speed, side by side in one run"
-	@echo "make models TEXT=...    train the embedded checkpoints again, into out/models"
-	@echo "make lint               ruff and mypy;  make clean: remove outputs, never inputs"
+	@echo "make                           the whole measurement on the embedded models, to out/report.html"
+	@echo "make test                      the test suite (make test-long: the slow sweeps)"
+	@echo "make capture MODEL=qwen        rows of one family, or of several: $(FAMILIES)"
+	@echo "                               CHECKPOINT= TEXT= DOCS= LENGTH= ROWS= DEVICE= DTYPE= SEED= GEMMA_TERMS=accept"
+	@echo "make enumerate S=16            forced-weight optima of all captured rows; several budgets: S=4,8,16"
+	@echo "                               MODEL= ROWS=own.npz RULE=file.py:function SEARCH= WORKERS= DROP_SHORT=1"
+	@echo "make analysis figures report   tables, pictures, the page (OUT= another folder than out)"
+	@echo "make bench                     speed, side by side in one run"
+	@echo "make models TEXT=austen.txt    train the embedded checkpoints again, into out/models"
+	@echo "make lint                      ruff and mypy"
+	@echo "make clean                     remove outputs, never inputs; make distclean: .venv too"
+	@echo "One model's results go with its folders: rm -r data/*/NAME. Every stage: .venv/bin/python -m STAGE --help"
 
 # What a machine with only Python >= 3.11 and make needs: the environment, the kernels compiled, SmolLM2 unpacked.
 setup: .venv/ready

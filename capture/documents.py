@@ -1,4 +1,4 @@
-"""From text to documents: non-overlapping stretches of tokens, each begun as the model expects."""
+"""From text to documents: non-overlapping stretches spread over the text, each begun as the model expects."""
 
 from __future__ import annotations
 
@@ -71,24 +71,33 @@ def begin_ids(tokenizer: PreTrainedTokenizerBase, model_type: str, begins: str |
 def cut(
     files: Sequence[Path], tokenizer: PreTrainedTokenizerBase, begin: list[int], docs: int, length: int
 ) -> list[Ids]:
-    """The first `docs` non-overlapping documents, (length,) int64 each: begin, then consecutive tokens of the text.
+    """Non-overlapping documents spread over the whole text, (length,) int64 each: begin, then consecutive tokens.
 
-    Files follow one another in the order given and are read only as far as needed. Raises BadInput if the
-    text is too short, with the tokens there are, the tokens needed, and how many documents would fit.
+    Files follow one another in the order given and are cut into slots of length - len(begin) tokens. Document i takes
+    slot spread_order(slots)[i], so a few documents sample all of the text, and asking for more leaves the earlier ones
+    where they were (ours). Raises BadInput if the text is too short, with the tokens there are, the tokens needed, and
+    how many documents would fit.
     """
     body = length - len(begin)
     tokens: list[int] = []
     for piece in _pieces(files):
         tokens += tokenizer(piece, add_special_tokens=False, verbose=False).input_ids
-        if len(tokens) >= docs * body:
-            break
-    if len(tokens) < docs * body:
+    slots = len(tokens) // body
+    if slots < docs:
         named = str(files[0]) if len(files) == 1 else f"{len(files)} text files"
         raise BadInput(
             f"{named}: the text has {len(tokens)} tokens, but {docs} documents of {length} need {docs * body}:"
-            f" {len(tokens) // body} would fit (use fewer --docs, a shorter --length, or more --text)"
+            f" {slots} would fit (use fewer --docs, a shorter --length, or more --text)"
         )
-    return [np.array(begin + tokens[i * body : (i + 1) * body], dtype=np.int64) for i in range(docs)]
+    starts = [slot * body for slot in spread_order(slots)[:docs]]
+    return [np.array(begin + tokens[start : start + body], dtype=np.int64) for start in starts]
+
+
+def spread_order(slots: int) -> list[int]:
+    """0 to slots - 1 in the order of their reversed binary digits (van der Corput): every prefix is spread evenly."""
+    bits = max(1, (slots - 1).bit_length())
+    order = (int(f"{i:0{bits}b}"[::-1], 2) for i in range(1 << bits))
+    return [slot for slot in order if slot < slots]
 
 
 def tokens_frame(model: str, doc_id: int, ids: Ids, tokenizer: PreTrainedTokenizerBase) -> pl.DataFrame:

@@ -40,11 +40,13 @@ def optima(
         raise BadInput(f"WORKERS={workers}: expected 0 or more")
     if rows and model:
         raise BadInput("ROWS and MODEL together: expected one of them")
-    documents = work.documents_in(Path(rows)) if rows else work.documents_of(store, model or None)
+    documents = work.documents_in(store, Path(rows)) if rows else work.documents_of(store, model or None)
     jobs = [work.Settings(budgets, search, None, drop_short)]
     for budget, short in work.check_budgets(store, documents, jobs[0]).items():
         if short:
             print(f"enumerate: {short} rows of fewer than {budget} keys are left out at s = {budget}", flush=True)
+    if rows and (removed := work.forget_others(store, documents)):
+        print(f"enumerate: {removed} files that were made from an earlier {rows} are removed", flush=True)
     if rule:
         jobs.append(work.Settings(budgets, search, parse(rule, RULES), drop_short))
     for job in jobs:

@@ -17,6 +17,7 @@ from solvers import Instance
 from solvers.load import captured_row, read_heads
 
 OWN = "own"  # family of rows that a user brings
+SUMS = {np.dtype(np.float16): 1e-2, np.dtype(np.float32): 1e-4}  # how far a row's weights may sum from 1; else 1e-6
 
 
 @dataclass(frozen=True, eq=False)
@@ -71,7 +72,9 @@ def own_rows(path: Path) -> list[RowToGrade]:
 
     .npz: weights (rows, n) and values (rows, n, d), or (n,) and (n, d) for one row; optional keys like values,
     queries (rows, d_key), doc_id (rows,). .parquet: a row each, columns weights (list) and values (list of lists or
-    arrays), optional keys, query, doc_id, row_id. Without doc_id all rows count as one document.
+    arrays), optional keys, query, doc_id, row_id. doc_id may be whole numbers or names; without it all rows count as
+    one document. Weights are renormalised; how far their sum may be from 1 follows the dtype they are stored in
+    (SUMS), since a softmax over many keys in half precision is off by more than one in float64.
     """
     if not path.is_file():
         raise BadInput(f"ROWS={path}: no such file; expected .npz or .parquet with weights and values")
@@ -82,15 +85,21 @@ def own_rows(path: Path) -> list[RowToGrade]:
     else:
         raise BadInput(f"ROWS={path}: expected a file that ends in .npz or .parquet")
     rows = []
+    numbers: dict[int | str, int] = {}  # of documents, in the order in which the file names them
     for i, entry in enumerate(raw):
         try:
-            instance = Instance(entry["weights"], entry["values"])
-        except ValueError as error:
+            instance = Instance(_normalised(entry["weights"]), entry["values"])
+        except (ValueError, TypeError) as error:
             raise BadInput(f"{path}, row {i}: {error}") from error
         keys, query = entry.get("keys"), entry.get("query")
         if keys is not None and (keys.ndim != 2 or keys.shape[0] != instance.n or not np.isfinite(keys).all()):
             raise BadInput(f"{path}, row {i}: keys have shape {keys.shape}: expected ({instance.n}, d), all finite")
-        doc_id = int(entry.get("doc_id", 0))
+        label = entry.get("doc_id", 0)
+        if isinstance(label, np.generic):
+            label = label.item()
+        if not isinstance(label, int | str) or isinstance(label, bool):
+            raise BadInput(f"{path}, row {i}: doc_id {label!r}: expected a whole number or a name")
+        doc_id = numbers.setdefault(label, len(numbers))
         name = str(entry.get("row_id", f"{path.stem}:{doc_id}:0:0:{i}"))
         rows.append(RowToGrade(name, OWN, path.stem, doc_id, 0, 0, 0, instance, keys, query, (i, 0, instance.n)))
     if not rows:
@@ -98,6 +107,13 @@ def own_rows(path: Path) -> list[RowToGrade]:
     if len({row.row_id for row in rows}) < len(rows):
         raise BadInput(f"{path}: two rows share a row_id; expected each id once")
     return rows
+
+
+def _normalised(weights: npt.NDArray[Any]) -> npt.NDArray[np.float64]:
+    """The weights in float64, divided by their sum where it is as near 1 as their dtype can tell."""
+    exact = np.asarray(weights, dtype=np.float64)
+    total = exact.sum()
+    return exact / total if abs(total - 1) <= SUMS.get(np.asarray(weights).dtype, 0.0) else exact
 
 
 def _from_npz(path: Path) -> list[dict[str, Any]]:
@@ -127,13 +143,15 @@ def _from_parquet(path: Path) -> list[dict[str, Any]]:
     for name in ("weights", "values"):
         if name not in frame.columns:
             raise BadInput(f"{path}: no column {name!r}; it has {', '.join(frame.columns) or 'none'}")
+    single = frame.schema["weights"] == pl.List(pl.Float32)  # its dtype says how far the sum may be from 1
+    dtypes: dict[str, type] = {"weights": np.float32} if single else {}
     rows = []
     for i, record in enumerate(frame.iter_rows(named=True)):
         entry: dict[str, Any] = {name: record[name] for name in ("doc_id", "row_id") if name in record}
         for name in ("weights", "values", "keys", "query"):
             if name in record:
                 try:
-                    entry[name] = np.array(record[name], dtype=np.float64)
+                    entry[name] = np.array(record[name], dtype=dtypes.get(name, np.float64))
                 except (TypeError, ValueError) as error:
                     raise BadInput(f"{path}, row {i}: {name} are not numbers of one shape: expected lists") from error
         rows.append(entry)

@@ -62,7 +62,7 @@ def apply(rule: UserRule, function: Callable[..., Any], row: RowToGrade, s: int)
     """What the rule keeps: s distinct row-local indices, sorted; raises BadInput with the row if it returns less.
 
     The rule gets read-only arrays: weights (n,) and values (n, d) in float64, keys (n, d) and query (d,) as
-    captured (None for rows that have none), and s.
+    captured (None for rows that have none, such as a user's own without them), and s.
     """
     instance = row.instance
     arrays = [instance.weights, row.keys, instance.values, row.query]
@@ -73,8 +73,9 @@ def apply(rule: UserRule, function: Callable[..., Any], row: RowToGrade, s: int)
     try:
         kept = instance.subset(np.asarray(function(*views, s)))
     except Exception as error:
+        blind = " (this row has no keys or query: they are None)" if row.keys is None or row.query is None else ""
         raise BadInput(
-            f"rule {rule.name} failed on row {row.row_id} at s = {s}: {type(error).__name__}: {error}"
+            f"rule {rule.name} failed on row {row.row_id} at s = {s}: {type(error).__name__}: {error}{blind}"
         ) from error
     if kept.size != s:
         raise BadInput(f"rule {rule.name} kept {kept.size} keys of row {row.row_id}: expected s = {s}")

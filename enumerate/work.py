@@ -15,7 +15,7 @@ import polars as pl
 
 from data import BadInput, Provenance, Store
 from data.schema import ROW_FACTS, ROWS, SUBSETS, Table
-from data.store import code_digest, is_current, read, sha256, write
+from data.store import code_digest, footer, is_current, read, sha256, write
 from enumerate.rows import RowToGrade, captured_rows, own_rows
 from enumerate.rules import Graded, grade, grade_user
 from enumerate.user_rule import UserRule, apply, load
@@ -83,10 +83,29 @@ def documents_of(store: Store, model: str | None) -> list[Document]:
     return found
 
 
-def documents_in(path: Path) -> list[Document]:
-    """The documents of a user's file."""
+def documents_in(store: Store, path: Path) -> list[Document]:
+    """The documents of a user's file, which goes by its name; raises BadInput if that is a captured model's."""
     rows = own_rows(path)
-    return [Document(rows[0].model, doc_id, path) for doc_id in sorted({row.doc_id for row in rows})]
+    name = rows[0].model
+    if name in store.models():
+        raise BadInput(f"ROWS={path}: {name} is the name of a captured model; expected a file of another name")
+    return [Document(name, doc_id, path) for doc_id in sorted({row.doc_id for row in rows})]
+
+
+def forget_others(store: Store, documents: list[Document]) -> int:
+    """Remove what was graded on an earlier state of a user's file, at any budget; how many files."""
+    made_from = {document.doc_id: sha256(document.source) for document in documents if document.source is not None}
+    removed = 0
+    for path in sorted((store.root / "subsets" / documents[0].model).glob("s-*/*/doc-*.parquet")):
+        table = ROW_FACTS if path.parent.name == "facts" else SUBSETS
+        try:
+            inputs = footer(table, path)["inputs"]
+        except BadInput:
+            inputs = {}
+        if not isinstance(inputs, dict) or inputs.get("rows") != made_from.get(int(path.stem.split("-")[1]), ""):
+            path.unlink()
+            removed += 1
+    return removed
 
 
 def check_budgets(store: Store, documents: list[Document], settings: Settings) -> dict[int, int]:

@@ -5,6 +5,7 @@ import shutil
 import subprocess
 import sys
 from collections import namedtuple
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -325,19 +326,32 @@ def test_embedded_checkpoints_begin_with_s_as_default_and_as_a_copy(tmp_path, fa
         assert [x[0] for x in ids] == [1, 1] and all(len(x) == 100 for x in ids)
 
 
-def test_documents_are_cut_across_files_and_only_as_needed(tmp_path):
-    for name, words in (("a", 70), ("b", 70), ("c", 70)):
-        (tmp_path / f"{name}.txt").write_text(" ".join("x" * (i % 9 + 1) for i in range(words)))
-    (tmp_path / "d.txt").write_bytes(b"\xff\xfe\xff")  # never read
+def test_documents_are_cut_across_files_and_spread_over_the_text(tmp_path):
+    for name in "abc":
+        (tmp_path / f"{name}.txt").write_text(" ".join("x" * (i % 9 + 1) for i in range(70)))
     (tmp_path / "note.md").write_text("not text of ours")
     paths = documents.text_files([tmp_path])
-    assert [path.name for path in paths] == ["a.txt", "b.txt", "c.txt", "d.txt"]
-    cut = documents.cut(paths, WhitespaceTokenizer(2), [2], 2, 101)
-    assert [len(x) for x in cut] == [101, 101] and all(x[0] == 2 for x in cut)
-    expected = [5 + i % 9 + 1 for i in range(70)] * 3
-    assert np.concatenate([x[1:] for x in cut]).tolist() == expected[:200]
+    assert [path.name for path in paths] == ["a.txt", "b.txt", "c.txt"]
+    whole = [5 + i % 9 + 1 for i in range(70)] * 3
+    cut = documents.cut(paths, WhitespaceTokenizer(2), [2], 3, 51)
+    assert [len(x) for x in cut] == [51, 51, 51] and all(x[0] == 2 for x in cut)
+    for slot, x in zip((0, 2, 1), cut, strict=True):  # four slots, in the order 0, 2, 1, 3
+        assert x[1:].tolist() == whole[50 * slot : 50 * (slot + 1)]
+    more = documents.cut(paths, WhitespaceTokenizer(2), [2], 4, 51)
+    assert all((a == b).all() for a, b in zip(cut, more[:3], strict=True))
+    (tmp_path / "d.txt").write_bytes(b"\xff\xfe\xff")
     with pytest.raises(BadInput, match=r"d\.txt: not UTF-8"):
-        documents.cut(paths, WhitespaceTokenizer(2), [2], 3, 101)
+        documents.cut(documents.text_files([tmp_path]), WhitespaceTokenizer(2), [2], 3, 51)
+
+
+@pytest.mark.parametrize("slots", [1, 2, 3, 12, 48, 97, 128])
+def test_every_prefix_of_the_slots_is_spread(slots):
+    order = documents.spread_order(slots)
+    assert sorted(order) == list(range(slots))
+    for count in (1, 3, 12):
+        taken = [*sorted(order[:count]), slots]
+        widest = max(b - a for a, b in pairwise([0, *taken]))
+        assert widest <= 2 * slots / min(count, slots) + 1 or count == 1
 
 
 def test_a_text_too_short_says_what_there_is_and_what_is_needed(tmp_path):

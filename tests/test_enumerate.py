@@ -360,3 +360,50 @@ def test_files_that_are_no_rows_are_refused(tmp_path: Path) -> None:
     (tmp_path / "mine.csv").write_text("a,b\n")
     with pytest.raises(BadInput, match=r"ends in \.npz or \.parquet"):
         own_rows(tmp_path / "mine.csv")
+
+
+def test_a_users_file_that_changed_leaves_nothing_of_its_earlier_rows(tmp_path: Path) -> None:
+    path = tmp_path / "mine.npz"
+    store = Store(tmp_path)
+    for arrays in (own(3) | {"doc_id": np.array([0, 1, 2])}, own(2) | {"doc_id": np.array(["b", "a"])}):
+        np.savez(path, **arrays)
+        documents = work.documents_in(store, path)
+        work.forget_others(store, documents)
+        for s in (4, 8) if len(documents) == 3 else (8,):
+            list(work.run(store, documents, work.Settings((s,), "branch_and_bound"), 1))
+    left = sorted(p.name for p in (tmp_path / "subsets" / "mine").rglob("standard/*.parquet"))
+    assert left == ["doc-000.parquet", "doc-001.parquet"]
+    assert not list((tmp_path / "subsets" / "mine" / "s-004").rglob("*.parquet"))
+
+
+def test_a_users_file_named_like_a_captured_model_is_refused(tmp_path: Path) -> None:
+    store = small_store(tmp_path, 1)
+    np.savez(tmp_path / "toy.npz", **own())
+    with pytest.raises(BadInput, match="toy is the name of a captured model"):
+        work.documents_in(store, tmp_path / "toy.npz")
+
+
+@pytest.mark.parametrize(("dtype", "off"), [(np.float16, 3e-3), (np.float32, 2e-5)])
+def test_weights_of_low_precision_are_renormalised(tmp_path: Path, dtype: type, off: float) -> None:
+    arrays = own()
+    np.savez(tmp_path / "mine.npz", weights=(arrays["weights"] * (1 + off)).astype(dtype), values=arrays["values"])
+    assert own_rows(tmp_path / "mine.npz")[0].instance.weights.sum() == pytest.approx(1, abs=1e-12)
+    np.savez(tmp_path / "mine.npz", weights=arrays["weights"] * (1 + off), values=arrays["values"])
+    with pytest.raises(BadInput, match="row 0: weights sum to 1"):
+        own_rows(tmp_path / "mine.npz")
+
+
+@pytest.mark.parametrize("doc_id", [np.array([0.5, 1, 2]), np.array([True, False, True])])
+def test_documents_are_named_by_whole_numbers_or_names(tmp_path: Path, doc_id: np.ndarray) -> None:
+    np.savez(tmp_path / "mine.npz", **own(), doc_id=doc_id)
+    with pytest.raises(BadInput, match="expected a whole number or a name"):
+        own_rows(tmp_path / "mine.npz")
+
+
+def test_a_rule_that_needs_keys_is_told_that_there_are_none(tmp_path: Path) -> None:
+    np.savez(tmp_path / "mine.npz", **own())
+    path = tmp_path / "rule.py"
+    path.write_text("def by_key(weights, keys, values, query, s):\n    return (keys @ query).argsort()[:s]\n")
+    rule = UserRule(path, "by_key")
+    with pytest.raises(BadInput, match="this row has no keys or query"):
+        apply(rule, load(rule), own_rows(tmp_path / "mine.npz")[0], 4)
