@@ -38,7 +38,7 @@ help:
 	@echo "make models TEXT=austen.txt    train the embedded checkpoints again, into out/models"
 	@echo "make lint                      ruff and mypy"
 	@echo "make clean                     remove outputs, never inputs; make distclean: .venv too"
-	@echo "One model's results go with its folders: rm -r data/*/NAME. Every stage: .venv/bin/python -m STAGE --help"
+	@echo "One model goes with its folders: rm -r data/{kv,rows,tokens,subsets}/NAME. Every stage: .venv/bin/python -m STAGE --help"
 
 # What a machine with only Python >= 3.11 and make needs: the environment, the kernels compiled, SmolLM2 unpacked.
 setup: .venv/ready

@@ -87,14 +87,19 @@ def quantile(values: Reals, document: Counts, multiplicity: Counts, q: float) ->
     return Estimate(value, *interval(resampled_quantile(values, document, multiplicity, q)))
 
 
-def share(flags: Flags, document: Counts, multiplicity: Counts) -> Estimate:
-    """The share of rows that are flagged, and its interval."""
-    if len(flags) == 0:
+def mean(values: Reals, document: Counts, multiplicity: Counts) -> Estimate:
+    """The mean of the values and its interval."""
+    if len(values) == 0:
         return Estimate(None)
-    value = float(np.mean(flags))
+    value = float(np.mean(values))
     if not _enough(document):
         return Estimate(value)
-    return Estimate(value, *interval(resampled_mean(flags.astype(np.float64), document, multiplicity)))
+    return Estimate(value, *interval(resampled_mean(values, document, multiplicity)))
+
+
+def share(flags: Flags, document: Counts, multiplicity: Counts) -> Estimate:
+    """The share of rows that are flagged, and its interval."""
+    return mean(flags.astype(np.float64), document, multiplicity)
 
 
 def spearman(x: Reals, y: Reals, document: Counts, multiplicity: Counts) -> Estimate:

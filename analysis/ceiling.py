@@ -7,12 +7,13 @@ from analysis.bootstrap import (
     Estimate,
     Reals,
     coverage,
+    mean,
     median,
     plain_quantile,
     quantile,
     share,
 )
-from analysis.frame import BALANCING, SAME_RELATIVE, Sample
+from analysis.frame import BALANCING, SAME_RELATIVE, Sample, exactly_one
 from data import published
 
 COUNT_SLACK = 1e-9  # rows: a share times a count this close below a whole number is that number
@@ -34,6 +35,7 @@ def ceiling(sample: Sample) -> dict[str, object]:
         "n_zero_top": int(sample.zero_top.sum()),
         "n_infinite": int(np.isinf(sample.kappa).sum()),
         **median(sample.closable, *everyone).columns("closable"),
+        **mean(sample.closable, *everyone).columns("closable_mean"),
         **median(sample.kappa, *everyone).columns("kappa"),
         **quantile(sample.kappa, *everyone, 0.99).columns("kappa_p99"),
         **share(sample.label, *everyone).columns("share"),
@@ -78,7 +80,7 @@ def _balancing(sample: Sample) -> dict[str, float | None]:
     closure = np.zeros(len(rows))
     closure[gap] = gained / top[gap]
     exact = balanced <= np.maximum(optimum * (1 + SAME_RELATIVE), rounding)
-    recovered = median(gained / (top[gap] - optimum[gap]), document[gap], sample.multiplicity)
+    recovered = median(exactly_one(gained / (top[gap] - optimum[gap])), document[gap], sample.multiplicity)
     return {
         **recovered.columns("recovery"),
         **median(closure, document, sample.multiplicity).columns("closure"),

@@ -1,5 +1,6 @@
 """The flat-cell map: per layer and query head, the median dropped mass and the median kappa-hat."""
 
+import numpy as np
 import polars as pl
 
 from analysis.frame import Sample, as_table
@@ -12,7 +13,9 @@ FLAT_ABOVE = 0.25  # a cell is flat if the median dropped mass of its rows at th
 def cells(sample: Sample) -> pl.DataFrame:
     """One row per cell (layer, query head) of one model at one budget, in that order; without flat."""
     rows = sample.facts.select("layer", "q_head", "doc_id", "dropped_mass").with_columns(
-        pl.Series("kappa", sample.kappa)
+        pl.Series("kappa", sample.kappa),
+        pl.Series("closable_mean", sample.closable),
+        pl.Series("share", sample.label.astype(np.float64)),
     )
     return (
         rows.group_by("layer", "q_head")
@@ -21,6 +24,8 @@ def cells(sample: Sample) -> pl.DataFrame:
             pl.col("doc_id").n_unique().cast(pl.Int64).alias("n_documents"),
             pl.col("dropped_mass").median(),
             pl.col("kappa").median(),
+            pl.col("closable_mean").mean(),
+            pl.col("share").mean(),
         )
         .sort("layer", "q_head")
         .with_columns(

@@ -18,6 +18,7 @@ REQUIRED = (TOP_MASS, OPTIMAL_POOL)  # without these two no row has a ceiling
 LABEL_RATIO = 0.9  # label 1: a better subset removes at least 10% of the error (P1, Table 8)
 GAP_RELATIVE = 1e-12  # a row has a gap only if its optimum is below top-mass by more than this share of it
 SAME_RELATIVE = 1e-9  # two errors this close, relatively, are the same subset's up to rounding
+EXACT = 1e-12  # a ratio this close to 1 is 1: the same keys summed in another order
 
 _CHOICE_COLUMNS = ["row_id", "s", "rule", "error", "kept_mass", "free_error"]
 
@@ -78,14 +79,14 @@ class Sample:
         """kappa-hat = e_s(top-mass) / ES_pool (P1, section 2): infinite if ES_pool is zero, 1 if both are."""
         ratio = np.full(self.n_rows, np.inf)
         np.divide(self.top, self.optimum, out=ratio, where=self.optimum > self.rounding)
-        return np.where(self.zero_top, 1.0, ratio)
+        return np.where(self.zero_top, 1.0, exactly_one(ratio))
 
     @property
     def closable(self) -> Reals:
         """c-hat = 1 - ES_pool / e_s(top-mass), a lower bound of the true c; 0 where top-mass is exact."""
         kept = np.ones(self.n_rows)
         np.divide(self.optimum, self.top, out=kept, where=~self.zero_top)
-        return 1 - kept
+        return 1 - exactly_one(kept)
 
     @property
     def label(self) -> Flags:
@@ -104,6 +105,11 @@ class Sample:
         """Indices of the rows for which the rule ran, (m,) ascending, and its choices in that order."""
         chosen = self.choices.filter(pl.col("rule") == rule).sort("row")
         return chosen["row"].to_numpy(), chosen
+
+
+def exactly_one(ratios: Reals) -> Reals:
+    """The ratios (n,), with those that differ from 1 by rounding alone (EXACT) written as 1."""
+    return np.where(np.abs(ratios - 1) <= EXACT, 1.0, ratios)
 
 
 def samples(where: store.Store, resamples: int, seed: int) -> Iterator[Sample]:

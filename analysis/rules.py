@@ -4,7 +4,7 @@ import numpy as np
 import polars as pl
 
 from analysis.bootstrap import median, share
-from analysis.frame import BALANCING, OPTIMAL_POOL, SAME_RELATIVE, TOP_MASS, Sample
+from analysis.frame import BALANCING, OPTIMAL_POOL, SAME_RELATIVE, TOP_MASS, Sample, exactly_one
 
 OURS = (TOP_MASS, BALANCING, OPTIMAL_POOL, "frank_wolfe", "geometric", "least_free", "leverage")  # others are a user's
 
@@ -27,7 +27,7 @@ def rules(sample: Sample) -> list[dict[str, object]]:
         top, optimum, rounding = sample.top[rows], sample.optimum[rows], sample.rounding[rows]
         draws = sample.multiplicity
         gains, exists = ~sample.zero_top[rows], optimum > rounding
-        to_top, to_optimum = error[gains] / top[gains], error[exists] / optimum[exists]
+        to_top, to_optimum = exactly_one(error[gains] / top[gains]), exactly_one(error[exists] / optimum[exists])
         better = gains & (error < top * (1 - SAME_RELATIVE))
         worse = (error > rounding) & (error > top * (1 + SAME_RELATIVE))
         records.append(

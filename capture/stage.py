@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING
+
+from filelock import FileLock, Timeout
 
 from capture import checkpoints, documents, plan
 from capture.checkpoints import Source
@@ -17,6 +20,7 @@ from data.store import digest_of, write
 
 if TYPE_CHECKING:  # torch takes seconds to import, and a run that finds all current needs none of it
     import polars as pl
+    from transformers import PreTrainedTokenizerBase
 
     from capture.streaming import Captured
 
@@ -60,6 +64,32 @@ def capture(source: Source, request: Request, store: Store, dry_run: bool = Fals
     if dry_run:
         return
 
+    with _alone(store, source.label):
+        _capture(source, request, store, wanted, pending, texts, tokenizer)
+
+
+@contextmanager
+def _alone(store: Store, model: str) -> Iterator[None]:
+    """Hold the store's lock for one model; raises BadInput if another process captures it there now."""
+    path = store.root / "kv" / f".lock-{model}"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        with FileLock(path, blocking=False):
+            yield
+    except Timeout as error:
+        raise BadInput(f"{store.root}: another process is capturing {model} there; wait for it to end") from error
+
+
+def _capture(
+    source: Source,
+    request: Request,
+    store: Store,
+    wanted: Sequence[Provenance],
+    pending: Sequence[int],
+    texts: Sequence[documents.Ids],
+    tokenizer: PreTrainedTokenizerBase,
+) -> None:
+    """Load the model and capture the pending documents, one at a time."""
     from capture.attention import check_faithful
     from capture.streaming import batch_of, capture_document
 

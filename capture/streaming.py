@@ -47,6 +47,8 @@ def capture_document(
 
     def on_layer(seen: LayerAttention) -> None:
         nonlocal worst
+        if seen.layer in kv:
+            raise BadInput(f"{label}: layer {seen.layer} calls attention more than once: it cannot be captured")
         rows = take_rows(seen, sample_positions(len(ids), n_rows, provenance.seed, doc_id, seen.layer))
         path = store.kv(label, doc_id, seen.layer)
         write(KV, kv_frame(label, doc_id, rows), path, provenance)

@@ -187,6 +187,7 @@ CEILING = Table(
             nullable=True,
         ),
         **_interval("closable", "1", "median closable fraction c-hat = 1 - ES_pool / e_s(top-mass)"),
+        **_interval("closable_mean", "1", "mean c-hat"),
         **_interval("kappa", "1", "median kappa-hat"),
         **_interval("kappa_p99", "1", "99th percentile of kappa-hat"),
         **_interval("share", "1", "share of rows with ES_pool <= 0.9 e_s(top-mass)"),
@@ -290,6 +291,8 @@ MAP = Table(
         **_COUNTS,
         "dropped_mass": Column(REAL, "1", "median least dropped mass mbar_s of the cell's rows"),
         "kappa": Column(REAL, "1", "median kappa-hat of the cell's rows"),
+        "closable_mean": Column(REAL, "1", "mean c-hat of the cell's rows"),
+        "share": Column(REAL, "1", "share of the cell's rows with ES_pool <= 0.9 e_s(top-mass)"),
         "flat": Column(FLAG, "", "whether the median dropped mass at s = 8 exceeds 0.25", nullable=True),
     },
 )

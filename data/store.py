@@ -1,6 +1,7 @@
 """Reading and writing Parquet under one root: schemas checked, provenance in the footer, files replaced atomically."""
 
 import hashlib
+import io
 import json
 import os
 from collections.abc import Iterable, Mapping
@@ -15,6 +16,8 @@ from data.schema import TABLES, Table
 CHECKOUT = Path(__file__).resolve().parent.parent
 SOURCE_CHUNK = 1 << 20  # bytes hashed at a time
 _FOOTER = "forced_weights"  # key of our entry in the Parquet footer
+_FOOTER_KEYS = ("table", "version", "command", "parameters", "seed", "inputs", "code", "notes")
+_UNREADABLE = (pl.exceptions.PolarsError, pl.exceptions.PanicException, OSError)  # what damaged Parquet raises
 
 
 @dataclass(frozen=True)
@@ -110,18 +113,10 @@ def write(table: Table, frame: pl.DataFrame, path: Path, provenance: Provenance)
     leaves what was at path as it was.
     """
     table.check(frame)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    partial = path.with_name(f"{path.name}.{os.getpid()}.partial")
-    try:
-        with partial.open("wb") as file:
-            table.select(frame).write_parquet(
-                file, compression="zstd", compression_level=1, metadata={_FOOTER: provenance.to_json(table)}
-            )
-            file.flush()
-            os.fsync(file.fileno())
-        partial.replace(path)
-    finally:
-        partial.unlink(missing_ok=True)
+    content = io.BytesIO()  # polars would report a full disk as an error of its own
+    footer_entry = {_FOOTER: provenance.to_json(table)}
+    table.select(frame).write_parquet(content, compression="zstd", compression_level=1, metadata=footer_entry)
+    write_bytes(path, content.getbuffer())
 
 
 def read(table: Table, path: Path, columns: list[str] | None = None) -> pl.DataFrame:
@@ -132,7 +127,7 @@ def read(table: Table, path: Path, columns: list[str] | None = None) -> pl.DataF
     footer(table, path)
     try:
         frame = pl.read_parquet(path, columns=columns)
-    except (pl.exceptions.PolarsError, OSError) as error:
+    except _UNREADABLE as error:
         raise BadInput(
             f"{path}: not readable as Parquet ({_first_line(error)}): delete it and run its stage again"
         ) from error
@@ -155,13 +150,18 @@ def footer(table: Table, path: Path) -> dict[str, object]:
         raise BadInput(f"{path}: no such file; expected table {table.name}")
     try:
         entry = pl.read_parquet_metadata(path).get(_FOOTER)
-    except (pl.exceptions.PolarsError, OSError) as error:
+    except _UNREADABLE as error:
         raise BadInput(
             f"{path}: not readable as Parquet ({_first_line(error)}): delete it and run its stage again"
         ) from error
     if entry is None:
         raise BadInput(f"{path}: its footer has no provenance of ours: expected a file that a stage wrote")
-    found: dict[str, object] = json.loads(entry)
+    try:
+        found: dict[str, object] = json.loads(entry)
+    except ValueError as error:
+        raise BadInput(f"{path}: its footer is damaged: delete it and run its stage again") from error
+    if not isinstance(found, dict) or not set(_FOOTER_KEYS) <= set(found):
+        raise BadInput(f"{path}: its footer is damaged: delete it and run its stage again")
     if (found["table"], found["version"]) != (table.name, table.version):
         raise BadInput(
             f"{path}: holds table {found['table']} version {found['version']}:"
@@ -215,7 +215,7 @@ def write_text(path: Path, content: str) -> None:
     write_bytes(path, content.encode())
 
 
-def write_bytes(path: Path, content: bytes) -> None:
+def write_bytes(path: Path, content: bytes | memoryview) -> None:
     """Put bytes at path by an atomic rename."""
     path.parent.mkdir(parents=True, exist_ok=True)
     partial = path.with_name(f"{path.name}.{os.getpid()}.partial")

@@ -1,5 +1,6 @@
 """Where rows come from: captured tables, or a file of the user's own weights and values."""
 
+import re
 import zipfile
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -17,6 +18,8 @@ from solvers import Instance
 from solvers.load import captured_row, read_heads
 
 OWN = "own"  # family of rows that a user brings
+LONGEST_NAME = 100  # characters of a file's name, which becomes a folder's
+LARGEST_KEY = 1e150  # beyond it a product of keys would overflow
 SUMS = {np.dtype(np.float16): 1e-2, np.dtype(np.float32): 1e-4}  # how far a row's weights may sum from 1; else 1e-6
 
 
@@ -78,6 +81,7 @@ def own_rows(path: Path) -> list[RowToGrade]:
     """
     if not path.is_file():
         raise BadInput(f"ROWS={path}: no such file; expected .npz or .parquet with weights and values")
+    name = _model_name(path)
     if path.suffix == ".npz":
         raw = _from_npz(path)
     elif path.suffix == ".parquet":
@@ -92,21 +96,37 @@ def own_rows(path: Path) -> list[RowToGrade]:
         except (ValueError, TypeError) as error:
             raise BadInput(f"{path}, row {i}: {error}") from error
         keys, query = entry.get("keys"), entry.get("query")
-        if keys is not None and (keys.ndim != 2 or keys.shape[0] != instance.n or not np.isfinite(keys).all()):
-            raise BadInput(f"{path}, row {i}: keys have shape {keys.shape}: expected ({instance.n}, d), all finite")
+        if keys is not None and (
+            keys.ndim != 2 or keys.shape[0] != instance.n or not keys.size or not (np.abs(keys) < LARGEST_KEY).all()
+        ):
+            raise BadInput(
+                f"{path}, row {i}: keys have shape {keys.shape}: expected ({instance.n}, d), all below {LARGEST_KEY:g}"
+            )
+        if query is not None and (query.ndim != 1 or (keys is not None and query.size != keys.shape[1])):
+            raise BadInput(f"{path}, row {i}: query has shape {query.shape}: expected (d,), as the keys")
         label = entry.get("doc_id", 0)
         if isinstance(label, np.generic):
             label = label.item()
-        if not isinstance(label, int | str) or isinstance(label, bool):
+        if not isinstance(label, int | str) or isinstance(label, bool):  # also null, NaN, an array
             raise BadInput(f"{path}, row {i}: doc_id {label!r}: expected a whole number or a name")
         doc_id = numbers.setdefault(label, len(numbers))
-        name = str(entry.get("row_id", f"{path.stem}:{doc_id}:0:0:{i}"))
-        rows.append(RowToGrade(name, OWN, path.stem, doc_id, 0, 0, 0, instance, keys, query, (i, 0, instance.n)))
+        row_id = entry.get("row_id", f"{name}:{doc_id}:0:0:{i}")
+        if row_id is None:
+            raise BadInput(f"{path}, row {i}: row_id is null: expected a name of its own for each row")
+        rows.append(RowToGrade(str(row_id), OWN, name, doc_id, 0, 0, 0, instance, keys, query, (i, 0, instance.n)))
     if not rows:
         raise BadInput(f"{path}: holds no rows; expected at least one")
     if len({row.row_id for row in rows}) < len(rows):
         raise BadInput(f"{path}: two rows share a row_id; expected each id once")
     return rows
+
+
+def _model_name(path: Path) -> str:
+    """The name under which a file's rows go: its own, with what does not belong in a folder's name replaced."""
+    name = re.sub(r"[^A-Za-z0-9._-]+", "-", path.stem).strip(".-")
+    if not name or len(name) > LONGEST_NAME:
+        raise BadInput(f"ROWS={path}: expected a file name of 1 to {LONGEST_NAME} letters or figures")
+    return name
 
 
 def _normalised(weights: npt.NDArray[Any]) -> npt.NDArray[np.float64]:
@@ -118,13 +138,18 @@ def _normalised(weights: npt.NDArray[Any]) -> npt.NDArray[np.float64]:
 
 def _from_npz(path: Path) -> list[dict[str, Any]]:
     try:
-        with np.load(path, allow_pickle=False) as file:
+        with zipfile.ZipFile(path), np.load(path, allow_pickle=False) as file:
             arrays = {name: file[name] for name in file.files}
     except (OSError, ValueError, EOFError, KeyError, zipfile.BadZipFile) as error:
         raise BadInput(f"{path}: not readable as .npz ({error}); expected arrays weights and values") from error
+    for name, array in arrays.items():
+        if not isinstance(array, np.ndarray) or (array.dtype.kind not in "fiu" and name != "doc_id"):
+            raise BadInput(f"{path}: {name!r} is not an array of real numbers: expected floats or integers")
     for name in ("weights", "values"):
         if name not in arrays:
             raise BadInput(f"{path}: no array {name!r}; it has {', '.join(arrays) or 'none'}")
+    if arrays["weights"].ndim == 0:
+        raise BadInput(f"{path}: weights is a single number: expected (rows, n), or (n,) for one row")
     if arrays["weights"].ndim == 1:
         arrays = {name: array[None] for name, array in arrays.items()}
     n_rows = arrays["weights"].shape[0]
@@ -151,7 +176,10 @@ def _from_parquet(path: Path) -> list[dict[str, Any]]:
         for name in ("weights", "values", "keys", "query"):
             if name in record:
                 try:
-                    entry[name] = np.array(record[name], dtype=dtypes.get(name, np.float64))
+                    found = np.array(record[name])
+                    if found.dtype.kind not in "fiu":
+                        raise ValueError("not real numbers")
+                    entry[name] = found.astype(dtypes.get(name, np.float64))
                 except (TypeError, ValueError) as error:
                     raise BadInput(f"{path}, row {i}: {name} are not numbers of one shape: expected lists") from error
         rows.append(entry)

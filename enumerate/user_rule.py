@@ -50,7 +50,7 @@ def load(rule: UserRule) -> Callable[..., Any]:
     module = importlib.util.module_from_spec(spec)
     try:
         spec.loader.exec_module(module)
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise BadInput(f"RULE={rule.path}: does not run ({type(error).__name__}: {error})") from error
     function = getattr(module, rule.function, None)
     if not callable(function):
@@ -66,13 +66,15 @@ def apply(rule: UserRule, function: Callable[..., Any], row: RowToGrade, s: int)
     """
     instance = row.instance
     arrays = [instance.weights, row.keys, instance.values, row.query]
-    views = [None if array is None else array.view() for array in arrays]
+    views = [None if array is None else array.copy() for array in arrays]  # a rule cannot change what it is graded on
     for view in views:
         if view is not None:
             view.setflags(write=False)
     try:
         kept = instance.subset(np.asarray(function(*views, s)))
-    except Exception as error:
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:
         blind = " (this row has no keys or query: they are None)" if row.keys is None or row.query is None else ""
         raise BadInput(
             f"rule {rule.name} failed on row {row.row_id} at s = {s}: {type(error).__name__}: {error}{blind}"

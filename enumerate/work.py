@@ -2,6 +2,7 @@
 
 import multiprocessing
 import os
+import threading
 import time
 from collections import defaultdict
 from collections.abc import Iterator
@@ -58,7 +59,7 @@ class Piece:
 def parse_budgets(text: str) -> tuple[int, ...]:
     """Budgets from "16" or "4,8,16,32" (commas or spaces), ascending; raises BadInput for anything else."""
     parts = text.replace(",", " ").split()
-    if not parts or not all(part.isdecimal() and int(part) >= 1 for part in parts):
+    if not parts or not all(part.isascii() and part.isdecimal() and int(part) >= 1 for part in parts):
         raise BadInput(f"S={text}: expected a whole number of at least 1, or several such as 4,8,16,32")
     return tuple(sorted({int(part) for part in parts}))
 
@@ -149,7 +150,9 @@ def run(store: Store, documents: list[Document], settings: Settings, workers: in
     for variable in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "POLARS_MAX_THREADS"):
         os.environ.setdefault(variable, "1")
     done: dict[Document, dict[int, list[Grades]]] = defaultdict(dict)
-    pool = ProcessPoolExecutor(workers, mp_context=multiprocessing.get_context("spawn"))
+    pool = ProcessPoolExecutor(
+        workers, mp_context=multiprocessing.get_context("spawn"), initializer=_end_with, initargs=(os.getpid(),)
+    )
     try:
         futures: dict[Future[list[Grades]], Piece] = {
             pool.submit(work, store, piece, settings): piece for parts in pieces.values() for piece in parts
@@ -172,6 +175,17 @@ def run(store: Store, documents: list[Document], settings: Settings, workers: in
         ) from error
     finally:
         pool.shutdown(wait=True, cancel_futures=True)
+
+
+def _end_with(parent: int) -> None:
+    """In a worker: end when the parent is gone, as it cannot say so itself when it is killed."""
+
+    def watch() -> None:
+        while os.getppid() == parent:
+            time.sleep(1)
+        os._exit(1)
+
+    threading.Thread(target=watch, daemon=True).start()
 
 
 @dataclass(frozen=True, eq=False)

@@ -26,6 +26,10 @@ _RIM: dict[str, Any] = {
 _GAP = 1.2  # empty places between two models' groups
 _RATIO = "ratio:"  # begins the columns of a user's rules; no rule's name can hold a colon
 _SIDE, _APART = 0.3, 0.14  # places: how far the marks of a user's rules stand aside of ours, and from each other
+_LETTER = 0.064  # inches: a letter of a heading, the bold ones too
+_SIDES = 0.5  # inches beside the panels: labels of the y axis
+_FEW_LETTERS = 8  # headings of fewer letters a line take the page's width, and if that is too narrow stand upright
+_UPRIGHT_LETTERS = 26  # of an upright heading
 _OPEN_TOP = 1.24  # end of the whole scale while nothing lies above it
 _ABOVE = 0.9  # length of the logarithmic part above 1, where there is one, in units of the linear part
 
@@ -68,9 +72,15 @@ def draw(frame: pl.DataFrame, figure: Figure) -> None:
     """
     groups = style.models(frame)
     places = _places(frame)
-    crowded = len(places) > 24
+    crowded = len(places) > 24 or min(_letters(frame, places, style.COLUMN_WIDTH)) < _FEW_LETTERS
+    width = style.PAGE_WIDTH if crowded else style.COLUMN_WIDTH
+    letters = _letters(frame, places, width)
+    names = [_name(family, model, fits) for (family, model), fits in zip(groups, letters, strict=True)]
+    lines = max(len(name.splitlines()) for name in names)
+    longest = max((len(name) for name, fits in zip(names, letters, strict=True) if fits < _FEW_LETTERS), default=0)
     taller = 0.7 if goes_on_above(frame) else 0.0
-    figure.set_size_inches(style.PAGE_WIDTH if crowded else style.COLUMN_WIDTH, 3.9 + taller + 0.08 * len(users(frame)))
+    higher = max(0.125 * (lines - 4), _LETTER * (longest - 8), 0.0)
+    figure.set_size_inches(width, 3.9 + taller + higher + 0.08 * len(users(frame)))
     figure.set_layout_engine("constrained", h_pad=0.04, w_pad=0.02, hspace=0.04)
     whole, near = figure.subplots(2, 1, sharex=True, height_ratios=[1 + taller, 2.1])
     low = _lowest(frame)
@@ -93,10 +103,13 @@ def draw(frame: pl.DataFrame, figure: Figure) -> None:
     figure.supylabel("error relative to top-mass", fontsize=style.SMALLEST)
     near.set_xticks(places, [str(s) for s in frame["s"]], rotation=0 if crowded or len(places) <= 10 else 90)
     near.set_xlabel("budget s (keys kept)")
-    for (family, model), (first, last) in zip(groups, _spans(frame, places), strict=True):
-        below = "" if model == family else style.name_lines(model, 20 if crowded or len(groups) < 3 else 9)
+    for (family, _), below, fits, (first, last) in zip(groups, names, letters, _spans(frame, places), strict=True):
+        upright = fits < _FEW_LETTERS
+        turned: dict[str, Any] = {"rotation": 90} if upright else {}
         rise = 4 + 9 * len(below.splitlines())
-        for text, height, look in ((below, 3, {"color": style.MUTED}), (family, rise, {"fontweight": "bold"})):
+        headings: list[tuple[str, int, dict[str, Any]]] = [(below, 3, {"color": style.MUTED, **turned})]
+        headings += [] if upright else [(family, rise, {"fontweight": "bold"})]
+        for text, height, look in headings:
             whole.annotate(
                 text,
                 ((first + last) / 2, 1),
@@ -225,6 +238,26 @@ def _places(frame: pl.DataFrame) -> list[float]:
         places.append(at)
         previous = model
     return places
+
+
+def _letters(frame: pl.DataFrame, places: list[float], width: float) -> list[int]:
+    """How many letters fit beside each other above each model's group, in a figure so many inches wide.
+
+    0 where the family's name, which is not broken, would not fit.
+    """
+    unit = (width - _SIDES) / (places[-1] - places[0] + 1.8)
+    found = []
+    for (family, _), (first, last) in zip(style.models(frame), _spans(frame, places), strict=True):
+        letters = int(unit * (last - first + 1 + _GAP) / _LETTER)
+        found.append(letters if letters >= len(family) else 0)
+    return found
+
+
+def _name(family: str, model: str, letters: int) -> str:
+    """What stands above a model's group: its name over lines that fit, or, upright, cut and with its family."""
+    if letters < _FEW_LETTERS:
+        return style.short(model if model == family else f"{family}: {model}", _UPRIGHT_LETTERS)
+    return "" if model == family else style.name_lines(model, min(letters, 20))
 
 
 def _spans(frame: pl.DataFrame, places: list[float]) -> list[tuple[float, float]]:

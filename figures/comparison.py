@@ -1,19 +1,21 @@
 """Ours beside published: the same quantity, what was measured there, and what differs."""
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import polars as pl
 
-from data.published import Published
+from data.published import Published, load
 from data.schema import ROW_FACTS, ROWS
 from data.store import Store, footer, read_all
 from figures import style
-from figures.page_tables import Cell, PageTable, estimate, number, percent, span
+from figures.measured import EMBEDDED, QUANTISED
+from figures.page_tables import NONE, Cell, PageTable, estimate, number, percent, span
 from figures.published_values import nearest
 
-OWN_ROWS = "own"  # family of the rows that a user brings
+ABOUT = 0.1  # share of the published value within which ours counts as about the same
 
 
 @dataclass(frozen=True)
@@ -27,14 +29,15 @@ class Quantity:
     digits: int = 3
     share: bool = False
     only: tuple[str, str] | None = None  # (column, value) that picks our rows
+    origin: float = 0.0  # from where the verdict measures both sides
 
 
 QUANTITIES = (
     Quantity("closable fraction ĉ, median", "closable", "ceiling", "closable"),
     Quantity("cap of that median", "cap", "ceiling", "cap"),
     Quantity("rows that gain at least 10%", "share", "ceiling", "share", 1, True),
-    Quantity("κ̂, median", "kappa", "ceiling", "kappa"),
-    Quantity("κ̂, 99th percentile", "kappa_p99", "ceiling", "kappa_p99", 2),
+    Quantity("κ̂, median", "kappa", "ceiling", "kappa", origin=1.0),
+    Quantity("κ̂, 99th percentile", "kappa_p99", "ceiling", "kappa_p99", 2, origin=1.0),
     Quantity("balancing recovery, median", "recovery", "ceiling", "recovery", 2),
     Quantity("balancing closure, median", "closure", "ceiling", "closure"),
     Quantity("balancing reaches the pool optimum", "balancing_exact", "ceiling", "balancing_exact", 1, True),
@@ -56,16 +59,25 @@ class Comparison:
     note: str
 
 
+NOTE = (
+    "Published values are those of the paper (P1, arXiv 2608.25230), not ours; where it gives several, the family's own"
+    " model comes first, then the pooled one, then its reference model. Verdict: about the same if the published value"
+    f" lies inside our interval or differs from ours by at most {ABOUT:.0%} of itself; else ours is higher or lower,"
+    " with ours divided by theirs. κ̂ counts by its distance from 1. Of a published range, the end nearest to ours"
+    " counts. It measured larger models, other text: sizes and trends can be compared, digits cannot."
+)
+
+
 def compare(store: Store, tables: Mapping[str, pl.DataFrame]) -> Comparison:
     """A row per quantity and budget that both sides give; ours is the first model, the others are a range.
 
-    Raises BadInput if a stored file is not readable.
+    Rows of a user's own are never among the others. Raises BadInput if a stored file is not readable.
     """
     ceiling = style.in_order(tables["ceiling"], "s")
     family, model = style.models(ceiling)[0]
     length, n_rows = _length(store, model), int(ceiling["n_rows"][0])
     found = {**tables, "facts": _facts(store)}
-    alone = ceiling["model"].n_unique() == 1
+    beside = ceiling.filter((pl.col("model") != model) & (pl.col("family") != style.OWN))["model"].unique()
     rows: list[list[Cell]] = []
     groups = []
     for quantity in QUANTITIES:
@@ -77,7 +89,7 @@ def compare(store: Store, tables: Mapping[str, pl.DataFrame]) -> Comparison:
             s = int(record["s"])
             published = nearest(quantity.key, s, family)
             if published is not None:
-                others = ours.filter((pl.col("model") != model) & (pl.col("s") == s))
+                others = ours.filter(pl.col("model").is_in(beside.implode()) & (pl.col("s") == s))
                 part.append((s, record, others, published))
         if not part:
             continue
@@ -85,7 +97,10 @@ def compare(store: Store, tables: Mapping[str, pl.DataFrame]) -> Comparison:
         there = [published for *_, published in part]
         one_place = len({(one.model, one.place) for one in there}) == 1
         differs = Cell(
-            _differs(there[0], length, n_rows, family == OWN_ROWS), f"There: {there[0].condition}", len(part), text=True
+            _differs(there[0], length, n_rows, family == style.OWN),
+            f"There: {there[0].condition}",
+            len(part),
+            text=True,
         )
         for place, (s, record, others, published) in enumerate(part):
             first = place == 0
@@ -96,20 +111,16 @@ def compare(store: Store, tables: Mapping[str, pl.DataFrame]) -> Comparison:
                     *([Cell(quantity.name, rows=len(part), text=True)] if first else []),
                     Cell(str(s)),
                     _ours(record, quantity),
-                    *([] if alone else [elsewhere]),
+                    *([] if beside.is_empty() else [elsewhere]),
                     Cell(_theirs(published, quantity)),
+                    _verdict(record, quantity, published),
                     *([where] if first or not one_place else []),
                     *([differs] if first else []),
                 ]
             )
-    beside = [] if alone else ["our other models"]
-    headings = ["quantity", "s", model, *beside, "published", "published for", "what differs"]
-    note = (
-        "Published values are those of the paper (P1, arXiv 2608.25230), not ours; where it gives several, the family's"
-        " own model comes first, then the pooled one, then its reference model. It measured larger models, other text:"
-        " sizes and trends can be compared, digits cannot."
-    )
-    return Comparison(PageTable(headings, rows, groups), note)
+    more = [] if beside.is_empty() else ["our other models"]
+    headings = ["quantity", "s", model, *more, "published", "verdict", "published for", "what differs"]
+    return Comparison(PageTable(headings, rows, groups), f"{NOTE} {_reasons(family, model, length)}")
 
 
 def _ours(record: Mapping[str, Any], quantity: Quantity) -> Cell:
@@ -117,6 +128,37 @@ def _ours(record: Mapping[str, Any], quantity: Quantity) -> Cell:
     if f"{quantity.column}_low" in record:
         return estimate(record, quantity.column, quantity.digits, quantity.share)
     return Cell(_written(record[quantity.column], quantity))
+
+
+def _verdict(record: Mapping[str, Any], quantity: Quantity, published: Published) -> Cell:
+    """Whether ours is about the same as the published value, higher or lower: the rule that NOTE states."""
+    ours = record[quantity.column]
+    ends = [end for end in (published.value, published.low, published.high) if end is not None]
+    if ours is None or math.isnan(ours):
+        return Cell(NONE)
+    least, most = min(ends), max(ends)
+    theirs = min(max(ours, least), most) if published.value is None else published.value
+    low, high = record.get(f"{quantity.column}_low"), record.get(f"{quantity.column}_high")
+    overlaps = low is not None and high is not None and low <= most and high >= least
+    size, there = ours - quantity.origin, theirs - quantity.origin
+    if overlaps or abs(size - there) <= ABOUT * abs(there):
+        return Cell("about the same")
+    times = f"{number(size / there, 2)} times" if there else ""
+    return Cell("ours higher" if ours > theirs else "ours lower", times)
+
+
+def _reasons(family: str, model: str, length: int | None) -> str:
+    """Why the two sides may differ, for the model at hand, in two sentences."""
+    small = model.startswith(EMBEDDED) or QUANTISED in model
+    parts = ["rows of another origin" if family == style.OWN else "a smaller model" if small else "another model"]
+    parts += ["4-bit weights"] if QUANTISED in model else []
+    parts += ["other text"]
+    theirs = max(one.tokens or 0 for one in load())
+    parts += ["shorter documents"] if length is not None and length < theirs else []
+    return (
+        f"Likely reasons for what differs, none of them tested here: {', '.join(parts[:-1])} and {parts[-1]}. For π the"
+        " paper does not state its variant of Frank–Wolfe, and a weaker search for the free error makes π̂ smaller."
+    )
 
 
 def _theirs(published: Published, quantity: Quantity) -> str:

@@ -61,10 +61,11 @@ def draw(frame: pl.DataFrame, figure: Figure) -> None:
         if column == "dropped_mass":
             bar.ax.axhline(0.25, color="white", linewidth=1.2)
     broken = "\n" if len(groups) == 1 else " "  # the line is longer than a column is wide
-    figure.supxlabel(
-        f"dot: flat cell, median dropped mass at s = 8 above 0.25{broken}(white line on the scale)",
-        fontsize=style.SMALLEST,
-    )
+    if frame["flat"].is_not_null().any():
+        below = f"dot: flat cell, median dropped mass at s = 8 above 0.25{broken}(white line on the scale)"
+    else:
+        below = f"no flat cells are marked: they are told at s = 8,{broken}which was not run"
+    figure.supxlabel(below, fontsize=style.SMALLEST)
 
 
 def _heat(axes: Axes, frame: pl.DataFrame, column: str, scale: Normalize) -> AxesImage:

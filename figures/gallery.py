@@ -1,4 +1,4 @@
-"""The rows with the largest kappa-hat, told in tokens: what top-mass keeps and what the optimum swaps."""
+"""The rows of largest kappa-hat, first model first, told in tokens: what top-mass keeps and what the optimum swaps."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -12,8 +12,10 @@ from analysis.frame import OPTIMAL_POOL, TOP_MASS, files_of, samples
 from analysis.rules import OURS
 from data.schema import ROWS, SUBSETS, TOKENS
 from data.store import Store, read
+from figures import style
 
 COUNT = 10  # rows shown
+OF_FIRST = 4  # of them are of the first model, where there are others
 CONTEXT = 60  # tokens shown up to the query
 BEFORE = 3  # tokens shown before a key, so that it can be read
 _VISIBLE = {" ": "␣", "\n": "⏎", "\r": "␍", "\t": "⇥", "\u00a0": "⍽"}
@@ -79,7 +81,7 @@ class Entry:
 
 
 def gallery(store: Store, count: int = COUNT) -> list[Entry]:
-    """The `count` distinct rows with the largest finite kappa-hat over all models and budgets, largest first.
+    """`count` distinct rows of large finite kappa-hat, each at its worst budget; see largest() for which.
 
     Empty if there are no subsets. Raises BadInput if the subsets are not whole.
     """
@@ -90,17 +92,24 @@ def gallery(store: Store, count: int = COUNT) -> list[Entry]:
 
 
 def largest(store: Store, count: int = COUNT) -> pl.DataFrame:
-    """Facts of these rows with kappa, e_top and e_pool, each at the budget where its kappa-hat is largest.
+    """Facts of the rows shown with kappa, e_top and e_pool, each at the budget where its kappa-hat is largest.
 
+    The OF_FIRST rows of largest kappa-hat of the first model, which is the real one wherever it was measured, and the
+    largest over all other models; more of the one where the other has too few. In order of model, then kappa-hat.
     kappa-hat = e_s(top-mass) / ES_pool (P1), as the analysis counts it. Ties go by row_id, then s.
     """
-    best = []
+    best, found_of = [], []
     for sample in samples(store, resamples=1, seed=0):
+        found_of.append((sample.family, sample.model))
         found = sample.facts.with_columns(
             kappa=pl.Series(sample.kappa), e_top=pl.Series(sample.top), e_pool=pl.Series(sample.optimum)
         )
         best.append(_ranked(found.filter(pl.col("kappa").is_finite() & (pl.col("kappa") > 1))).head(count))
-    return _ranked(pl.concat(best)).unique("row_id", keep="first", maintain_order=True).head(count)
+    ranked = _ranked(pl.concat(best)).unique("row_id", keep="first", maintain_order=True)
+    headline = style.in_order(pl.DataFrame(found_of, schema=["family", "model"], orient="row"))["model"][0]
+    first, others = (ranked.filter(of) for of in (pl.col("model") == headline, pl.col("model") != headline))
+    first = first.head(max(min(OF_FIRST, count), count - others.height))
+    return style.in_order(pl.concat([first, others.head(count - first.height)]))
 
 
 def visible(text: str) -> str:

@@ -60,6 +60,13 @@ def _each(values: Iterable[object]) -> str:
     return ", ".join(found) or NONE
 
 
+def reads_default_text(store: Store, model: str) -> bool:
+    """Whether some rows of the model were captured from a default text; raises BadInput if a file is not readable."""
+    defaults = {digest_of([sha256(path)]) for path in TEXTS.glob("*.txt")}
+    inputs = [footer(ROWS, path)["inputs"] for path in store.row_files(model)]
+    return any(isinstance(one, dict) and one.get("text") in defaults for one in inputs)
+
+
 def _text(inputs: object) -> str:
     """The name of a default text whose digest this is, else that it is the user's own and the digest's beginning."""
     digest = inputs.get("text") if isinstance(inputs, dict) else None

@@ -67,7 +67,8 @@ def _sentence(rules: pl.DataFrame, rule: str) -> str:
         return f"Your rule {rule} has no error to compare: top-mass leaves none on the rows it was graded on."
     model = known["model"][0]
     own = known.filter(pl.col("model") == model)
-    others = known.filter(pl.col("model") != model)
+    others = known.filter((pl.col("model") != model) & (pl.col("family") != style.OWN))
+    users = known.filter((pl.col("model") != model) & (pl.col("family") == style.OWN))
     optimum = rules.filter(
         (pl.col("model") == model) & (pl.col("rule") == OPTIMAL_POOL) & pl.col("s").is_in(own["s"].to_list())
     )
@@ -75,6 +76,8 @@ def _sentence(rules: pl.DataFrame, rule: str) -> str:
     if not others.is_empty():
         n = others["model"].n_unique()
         more = f" On the {f'{n} other models' if n > 1 else 'other model'}: {span(others['ratio'].to_list())} times."
+    for (name,), part in users.group_by("model", maintain_order=True):
+        more += f" On your rows {name}: {span(part['ratio'].to_list())} times."
     return (
         f"Your rule {rule} leaves {span(own['ratio'].to_list())} times top-mass's error on {model} (median,"
         f" {_budgets(own)}): a smaller error than top-mass on {_shares(own, 'better')} of the rows, a larger one on"

@@ -67,6 +67,22 @@ def estimate(row: Record, name: str, digits: int = 3, share: bool = False) -> Ce
     return Cell(write(row[name], digits), interval)
 
 
+def with_interval(row: Record, name: str, digits: int = 3, share: bool = False) -> str:
+    """A number as running text has it, with its 95% interval in brackets where it has one: "3.5% [3.2, 3.9]"."""
+    cell = estimate(row, name, digits, share)
+    return f"{cell.main} {cell.below.replace('%', '')}".rstrip()
+
+
+def reach(records: Sequence[Record], name: str, digits: int = 3, share: bool = False) -> str:
+    """The least and the largest of a column, each with its interval; one alone if they print alike."""
+    known = [row for row in records if isinstance(value := row[name], float) and not math.isnan(value)]
+    if not known:
+        return NONE
+    by_value = sorted(known, key=lambda row: float(str(row[name])))
+    low, high = (with_interval(row, name, digits, share) for row in (by_value[0], by_value[-1]))
+    return low if low == high else f"{low} to {high}"
+
+
 def span(values: Sequence[float | None], digits: int = 3, share: bool = False) -> str:
     """The least and the largest of several numbers, "0.050 to 0.060"; one number if they print alike."""
     known = [value for value in values if value is not None and not math.isnan(value)]
@@ -79,12 +95,15 @@ def span(values: Sequence[float | None], digits: int = 3, share: bool = False) -
 
 def ceiling(frame: pl.DataFrame) -> PageTable:
     """What the best subset known gains, with the rows and documents behind it."""
-    headings = ["s", "ĉ, median", "ĉ, quartiles", "cap", "κ̂, median", "κ̂, 99th pct", "gain ≥ 10%", "rows", "docs"]
+    headings = [
+        "s", "ĉ, median", "ĉ, mean", "ĉ, quartiles", "cap", "κ̂, median", "κ̂, 99th pct", "gain ≥ 10%", "rows", "docs",
+    ]  # fmt: skip
 
     def cells(row: Record) -> list[Cell]:
         return [
             Cell(str(row["s"])),
             estimate(row, "closable"),
+            estimate(row, "closable_mean"),
             Cell(f"{number(row['closable_q25'])} to {number(row['closable_q75'])}"),
             Cell(number(row["cap"]), "" if row["cap_share"] is None else f"f = {percent(row['cap_share'], 1)}"),
             estimate(row, "kappa"),

@@ -5,10 +5,13 @@ import json
 import struct
 from collections.abc import Mapping
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import jinja2
 import markupsafe
+import numpy as np
 import polars as pl
 
 from analysis.bootstrap import MIN_DOCUMENTS, RESAMPLES
@@ -17,12 +20,12 @@ from data.errors import BadInput
 from data.schema import CEILING, MAP, PENALTY, PREDICTOR, ROC, ROW_FACTS, ROWS, RULES, SUBSETS
 from data.store import Store, code_digest, digest_of, footer, sha256, write_text
 from figures import ceiling as ceiling_figure
-from figures import comparison, own_rules, page_tables, style
+from figures import comparison, flat_map, own_rules, page_tables, style
 from figures.build import PICTURES
 from figures.fits import fit
-from figures.gallery import gallery
-from figures.measured import EMBEDDED, QUANTISED, measured
-from figures.page_tables import NONE, number, span
+from figures.gallery import Entry, gallery
+from figures.measured import EMBEDDED, QUANTISED, measured, reads_default_text
+from figures.page_tables import NONE, count, number, percent, reach, span, with_interval
 
 TEMPLATE = Path(__file__).with_name("report.html.j2")
 FITS = (CEILING, RULES, PENALTY, PREDICTOR, ROC, MAP)
@@ -31,13 +34,20 @@ CSS_DOTS = 96  # CSS pixels an inch: a figure is shown at its printed size, or l
 _LARGER = 1.25  # how much larger than in print: a screen is read from further away
 _PNG_WIDTH = slice(16, 20)  # where a PNG says how wide it is
 
+EXTRA_KEYS = {4: 24, 8: 12, 16: 6, 32: 4}  # budget -> keys that the candidate set adds to the top-mass set (P1)
+CANDIDATES = (
+    f"The candidate set shrinks as s grows: {'/'.join(map(str, EXTRA_KEYS.values()))} keys beside the top-mass set at"
+    f" s = {'/'.join(map(str, EXTRA_KEYS))}; trends over s partly reflect it."
+)
+
 CAPTIONS = {
     "ceiling": (
         "How much a better choice could gain",
         "Error of the attention output relative to top-mass, per model and budget: 1 is keeping the s largest"
         " weights, 0 is dense attention. The upper panel is the whole scale, the lower one its shaded part. Floor: the"
         " median of the best subset in the candidate set, a better one may exist outside it, so the floor may lie"
-        " lower. Cap: how low that median could lie if as many optima improved as in the published solver runs.",
+        " lower. Cap: how low that median could lie if as many optima improved as in the published solver runs."
+        f" {CANDIDATES}",
     ),
     "flat_map": (
         "Where attention is flat",
@@ -76,7 +86,8 @@ NOTES = {
     ),
     "predictor": (
         "Label 1: ES_pool ≤ 0.9 e_top. p is two-sided, for no difference between the statistic's AUC and that of"
-        " dropped mass on the same resamples."
+        " dropped mass on the same resamples. The table holds many p, none corrected for multiplicity: some would be"
+        " small by chance alone."
     ),
     "penalty": (
         "Rows whose free error is zero within rounding have an infinite π and are counted under EF = 0 alone. The two"
@@ -84,6 +95,27 @@ NOTES = {
     ),
     "rules": "Better, worse: share of rows whose error is below, above that of top-mass. Your own rules come last.",
 }
+
+
+GLOSSARY = (  # term, and its meaning; p: the weights of a row, v: its values, mu: the dense output
+    (
+        "e_s(A)",
+        "forced error of a set A of s keys: |g_A| / p(A), with g_A = Σ_A p_j (v_j − μ), p(A) = Σ_A p_j, μ = Σ p_j v_j",
+    ),
+    ("ES_pool, κ̂, ĉ", "least e_s over the candidate set; κ̂ = e_top / ES_pool; ĉ = 1 − ES_pool / e_top = 1 − 1 / κ̂"),
+    ("dropped mass m̄_s, Φ", "m̄_s = 1 − p(A_top), A_top the s heaviest keys; Φ = |g_A| of A_top"),
+    ("balancing selector", "from A_top, the single swap that lowers e_s most, again until none does; A_bal, e_bal"),
+    (
+        "geometric",
+        "the s keys that fully corrective Frank–Wolfe picks to come near μ with free weights, used with forced ones",
+    ),
+    ("leverage", "the s keys of largest k_j′ (K′K + λI)⁻¹ k_j, λ = 10⁻³ tr(K′K) / d, whatever the query"),
+    (
+        "free error EF, price π",
+        "EF(s) = min over |A| = s of dist(μ, conv{v_j : j in A}); π(s) = ES(s) / EF(s), π̂ = ES_pool / EF",
+    ),
+    ("rival bounds", "diameter: 2 D m̄_s, D = max |v_j − μ|; variance: σ √(m̄_s / (1 − m̄_s)), σ² = Σ p_j |v_j − μ|²"),
+)
 
 
 @dataclass(frozen=True)
@@ -118,6 +150,7 @@ def render(store: Store, figures: Path, mark: str = "") -> str:
     tables = {table.name: fit(store, table, may_be_empty=table is ROC) for table in FITS}
     ceiling = style.in_order(tables["ceiling"], "s")
     resamples = _resamples(store)
+    entries = gallery(store)
     environment = jinja2.Environment(
         autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True
     )
@@ -125,13 +158,15 @@ def render(store: Store, figures: Path, mark: str = "") -> str:
         mark=markupsafe.Markup(mark),
         finding=_finding(tables),
         aside=_aside(ceiling),
+        own_rows=_own_rows(ceiling),
         own_finding=own_rules.sentences(tables["rules"]),
-        figures=[_shown(store, figures, picture.stem) for picture in PICTURES],
+        figures=[_shown(store, figures, picture.stem, tables) for picture in PICTURES],
         own_rules=own_rules.own_rules(tables["rules"]),
         own_rules_note=" ".join([own_rules.NOTE, *own_rules.not_graded(tables["rules"])]),
         measured=measured(store, ceiling),
         captured=bool(store.row_files()),
-        limits=_limits(ceiling, resamples),
+        limits=_limits(store, ceiling, resamples),
+        glossary=GLOSSARY,
         comparison=comparison.compare(store, tables),
         tables=[
             ("ceiling", "The ceiling", NOTES["ceiling"], page_tables.ceiling(ceiling)),
@@ -145,66 +180,120 @@ def render(store: Store, figures: Path, mark: str = "") -> str:
             ("penalty", "The price of forced weights", NOTES["penalty"], page_tables.penalty(tables["penalty"])),
             ("rules", "Rules beside top-mass", NOTES["rules"], page_tables.rules(tables["rules"])),
         ],
-        gallery=gallery(store),
+        gallery=entries,
+        gallery_choice=_gallery_choice(entries),
         number=number,
     )
 
 
 def _finding(tables: Mapping[str, pl.DataFrame]) -> list[str]:
-    """Three sentences with the numbers of the first model, which is the real one wherever it was measured."""
+    """The sentences of the head, on the first model, which is the real one wherever it was measured."""
     ceiling = style.in_order(tables["ceiling"], "s")
     model = ceiling["model"][0]
 
-    def of(name: str, column: str, **fixed: str) -> list[float | None]:
+    def of(name: str, **fixed: str) -> list[dict[str, Any]]:
         chosen = tables[name].filter(pl.col("model") == model, *(pl.col(c) == v for c, v in fixed.items()))
-        return chosen.sort("s")[column].to_list()
+        return chosen.sort("s").to_dicts()
 
-    budgets = [int(s) for s in ceiling.filter(pl.col("model") == model)["s"]]
+    records = of("ceiling")
+    budgets = [int(record["s"]) for record in records]
     budget = f"s = {budgets[0]}" if len(budgets) == 1 else f"s = {budgets[0]} to {budgets[-1]}"
-    areas = span(of("predictor", "auc", statistic="dropped_mass"), digits=2)
-    told = (
-        f"The dropped mass alone tells those rows from the others with an area under the ROC curve of {areas}, and the"
-        if areas != NONE
-        else "The"
-    )
-    rows = max(r for r in of("ceiling", "n_rows") if r is not None)
-    gains = span(of("ceiling", "closable"), share=True, digits=1)
-    prices = of("penalty", "penalty", estimate="least")
+    rows, documents = (max(int(record[name]) for record in records) for name in ("n_rows", "n_documents"))
+    bracketed = " In brackets: 95% intervals." if any(r["closable_low"] is not None for r in records) else ""
     sentences = [
-        f"On {rows:,.0f} attention rows of {model}, the best subset that the candidate set holds removes a median of"
-        f" {gains} of the error that keeping the largest weights leaves ({budget}), and at least a tenth of it on"
-        f" {span(of('ceiling', 'share'), share=True, digits=0)} of the rows.",
-        f"{told} balancing selector recovers a median of {span(of('ceiling', 'recovery'), share=True, digits=0)} of"
-        " what there is to gain.",
+        f"On {count(rows)} attention rows of {model}, from {_documents(documents)}, the best subset that the candidate"
+        f" set holds removes a median of {reach(records, 'closable', 1, share=True)} and a mean of"
+        f" {reach(records, 'closable_mean', 1, share=True)} of the error that keeping the largest weights leaves"
+        f" ({budget}), and at least a tenth of it on {reach(records, 'share', 0, share=True)} of the rows.{bracketed}",
     ]
-    if prices:
-        ends = (
-            f"{number(prices[0], 2)} at {budget}"
-            if len(prices) == 1
-            else f"{number(prices[0], 2)} at s = {budgets[0]} and {number(prices[-1], 2)} at s = {budgets[-1]}"
+    areas = reach(of("predictor", statistic="dropped_mass"), "auc", 2)
+    if areas != NONE:
+        sentences.append(
+            "The dropped mass alone tells those rows from the others with an area under the ROC curve of"
+            f" {areas} ({_documents(documents)})."
         )
+    exact = reach(records, "balancing_exact", 0, share=True)
+    if exact != NONE:
+        sentences.append(
+            f"The balancing selector reaches the candidate set's optimum on {exact} of the rows"
+            f" ({_documents(documents)})."
+        )
+    prices = of("penalty", estimate="least")
+    if prices:
+        first, last = (with_interval(record, "penalty", 2) for record in (prices[0], prices[-1]))
+        ends = f"{first} at s = {prices[0]['s']}"
+        ends += f" and {last} at s = {prices[-1]['s']}" if len(prices) > 1 else ""
         sentences.append(
             f"Using the weights as they are, instead of re-solving them for the kept keys, costs a factor: the median"
-            f" π̂(s), best forced error over least free error, is {ends}."
+            f" π̂(s), best forced error over least free error, is {ends} ({_documents(documents)})."
         )
     return sentences
 
 
 def _aside(ceiling: pl.DataFrame) -> str:
-    """One line on the other models, with the caution that belongs to it."""
-    others = ceiling.filter(pl.col("model") != ceiling["model"][0])
+    """One line on the other models, rows of a user's own left out, with the caution that belongs to it."""
+    others = ceiling.filter((pl.col("model") != ceiling["model"][0]) & (pl.col("family") != style.OWN))
     if others.is_empty():
         return ""
     tiny = all(str(model).startswith(EMBEDDED) for model in others["model"])
     named = f"The {others['model'].n_unique()} other models" if others["model"].n_unique() > 1 else "The other model"
     caution = " They are tiny and say nothing about large ones." if tiny else ""
+    return f"{named} {_gain(others)}{caution}"
+
+
+def _own_rows(ceiling: pl.DataFrame) -> list[str]:
+    """A line on each set of rows of a user's own, but for the one that the finding is about."""
+    own = ceiling.filter((pl.col("model") != ceiling["model"][0]) & (pl.col("family") == style.OWN))
+    return [f"Your rows {model} {_gain(part)}" for (model,), part in own.group_by("model", maintain_order=True)]
+
+
+def _gain(records: pl.DataFrame) -> str:
+    """Documents, median and mean gain, and the share of rows with a tenth, over the records' budgets and models."""
+    least, most = (int(n) for n in (records["n_documents"].min(), records["n_documents"].max()))  # type: ignore[arg-type]
+    spread = f"{least} to " if least < most else ""
+    each = " each" if records["model"].n_unique() > 1 else ""
+    dicts = records.to_dicts()
+    if records["model"].n_unique() == 1:
+        gains = [reach(dicts, name, 1, share=True) for name in ("closable", "closable_mean")]
+        share = reach(dicts, "share", 0, share=True)
+    else:
+        gains = [span(records[name].to_list(), 1, share=True) for name in ("closable", "closable_mean")]
+        share = span(records["share"].to_list(), 0, share=True)
     return (
-        f"{named}: median gain {span(others['closable'].to_list(), share=True, digits=1)}, at least a tenth on"
-        f" {span(others['share'].to_list(), share=True, digits=0)} of the rows.{caution}"
+        f"({spread}{_documents(most)}{each}): median gain {gains[0]}, mean {gains[1]}, at least a tenth on {share} of"
+        " the rows."
     )
 
 
-def _limits(ceiling: pl.DataFrame, resamples: int) -> list[str]:
+def _documents(number: int) -> str:
+    return f"{count(number)} document{'' if number == 1 else 's'}"
+
+
+def _where_it_gains(cells: pl.DataFrame) -> str:
+    """Where on the map the gain is: per third of the first model's layers, the share of rows with a tenth to gain."""
+    cells = style.in_order(cells.filter(pl.len().over("family", "model") > 1), "layer", "q_head")
+    if cells.is_empty():
+        return ""
+    model = cells["model"][0]
+    own = cells.filter(pl.col("model") == model)
+    layers = own["layer"].unique().sort().to_list()
+    if len(layers) < 3:
+        return ""
+    bounds = [round(len(layers) * k / 3) for k in range(4)]
+    parts = []
+    for first, beyond in pairwise(bounds):
+        third = own.filter(pl.col("layer").is_in(layers[first:beyond]))
+        rows = third["n_rows"].cast(pl.Float64).to_numpy()
+        share, mean = (float(np.average(third[name].to_numpy(), weights=rows)) for name in ("share", "closable_mean"))
+        named = f"layer {layers[first]}" if beyond - first == 1 else f"layers {layers[first]} to {layers[beyond - 1]}"
+        parts.append(f"{percent(share)} of the rows of {named} (mean ĉ {number(mean, 2)})")
+    return (
+        f" Where the gain is: on {model} at s = {own['s'][0]}, a better subset removes at least a tenth of the error on"
+        f" {', on '.join(parts[:-1])} and on {parts[-1]}."
+    )
+
+
+def _limits(store: Store, ceiling: pl.DataFrame, resamples: int) -> list[str]:
     """What a reader must keep in mind, for the models and documents at hand."""
     found = [str(model) for model in ceiling["model"].unique(maintain_order=True)]
     lines = []
@@ -222,8 +311,16 @@ def _limits(ceiling: pl.DataFrame, resamples: int) -> list[str]:
     ]
     lines.append(
         "ĉ and κ̂ are lower bounds: they compare top-mass with the best subset of a candidate set of a few keys more"
-        " than s, not of all keys."
+        f" than s, not of all keys. {CANDIDATES}"
     )
+    read = [model for model in found if reads_default_text(store, model)]
+    if read:
+        lines.append(
+            "The default text is one stretch of public-domain prose by Jane Austen, the documents spread evenly over it"
+            " without overlap. Documents of one book are not independent: the intervals say nothing about other text,"
+            " and their coverage, measured for independent normal data, is optimistic. The text was held out for the"
+            " embedded models only; any other model may have seen it."
+        )
     documents = sorted({int(n) for n in ceiling["n_documents"]})
     known = ", ".join(f"{cover:.2f} at {n}" for n, cover in COVERAGE.items())
     lines.append(
@@ -232,9 +329,25 @@ def _limits(ceiling: pl.DataFrame, resamples: int) -> list[str]:
     )
     if documents[0] < MIN_DOCUMENTS:
         few = ceiling.filter(pl.col("n_documents") < MIN_DOCUMENTS)["model"].unique(maintain_order=True)
-        lines.append(f"Below {MIN_DOCUMENTS} documents no interval is given, only counts: {', '.join(few)}.")
+        lines.append(
+            f"Below {MIN_DOCUMENTS} documents no interval is given, point estimates and counts only: {', '.join(few)}."
+        )
     lines.append("Published numbers are copied from the paper, each with its place there; nothing here reran them.")
     return lines
+
+
+def _gallery_choice(entries: list[Entry]) -> str:
+    """How the rows of the gallery were chosen, with the counts that came of it."""
+    if not entries:
+        return ""
+    first = entries[0].model
+    own = sum(entry.model == first for entry in entries)
+    if own == len(entries):
+        return f"Chosen: the {own} rows of {first} with the largest finite κ̂ over all budgets."
+    return (
+        f"Chosen: the {own} rows of {first} with the largest finite κ̂ over all budgets, then the {len(entries) - own}"
+        " with the largest among all else that was measured; by κ̂ within a model."
+    )
 
 
 def _coverage_here(ceiling: pl.DataFrame) -> str:
@@ -253,7 +366,7 @@ def _resamples(store: Store) -> int:
     return int(found)
 
 
-def _shown(store: Store, figures: Path, stem: str) -> Shown:
+def _shown(store: Store, figures: Path, stem: str, tables: Mapping[str, pl.DataFrame]) -> Shown:
     path = figures / f"{stem}.png"
     if not path.is_file():
         raise BadInput(f"{path}: no such file: expected a figure; run python -m figures first")
@@ -262,8 +375,55 @@ def _shown(store: Store, figures: Path, stem: str) -> Shown:
     title, caption = CAPTIONS[stem]
     if stem == "ceiling":
         caption += _on_users_marks(ceiling_figure.table(store))
+    elif stem == "flat_map":
+        caption += _where_it_gains(flat_map.table(store)) + _left_out_of_map(tables[MAP.name])
+    elif stem == "roc":
+        caption += _left_out_of_roc(tables[ROC.name], tables[PREDICTOR.name])
     image = f"data:image/png;base64,{base64.b64encode(png).decode()}"
     return Shown(stem, image, round(dots / style.RESOLUTION * CSS_DOTS * _LARGER), title, caption)
+
+
+def _left_out_of_map(cells: pl.DataFrame) -> str:
+    """What the map leaves out and why: a budget that was not run, a model without it, rows that name no heads."""
+    s = style.headline_budget(cells)
+    lines = _without_budget(cells, "map")
+    if s != style.HEADLINE_BUDGET:
+        lines.append(f"No cell is marked flat: that is decided at s = {style.HEADLINE_BUDGET}.")
+    shown = cells.filter(pl.col("s") == s)
+    single = style.in_order(shown.filter(pl.len().over("family", "model") == 1))["model"].to_list()
+    if single:
+        lines.append(f"Left out: {', '.join(single)}, whose rows name no layers and heads.")
+    return "".join(f" {line}" for line in lines)
+
+
+def _left_out_of_roc(points: pl.DataFrame, areas: pl.DataFrame) -> str:
+    """What the curves leave out and why: a budget that was not run, a model without it, rows of one label alone."""
+    if points.is_empty():
+        return ""  # the figure itself says so
+    lines = _without_budget(points, "curves", areas)
+    s = style.headline_budget(points)
+    drawn = points.filter(pl.col("s") == s)["model"].unique().to_list()
+    run = style.in_order(areas.filter(pl.col("s") == s)).filter(~pl.col("model").is_in(drawn))
+    if not run.is_empty():
+        named = ", ".join(run["model"].unique(maintain_order=True))
+        lines.append(f"Left out: {named}, where all rows gain at least a tenth, or none does.")
+    return "".join(f" {line}" for line in lines)
+
+
+def _without_budget(frame: pl.DataFrame, named: str, run: pl.DataFrame | None = None) -> list[str]:
+    """Lines on the budget of a figure that shows one alone: which, if not the usual, and which models lack it."""
+    s, run = style.headline_budget(frame), frame if run is None else run
+    lines = []
+    if s != style.HEADLINE_BUDGET:
+        usual = style.HEADLINE_BUDGET
+        why = "has none" if (run["s"] == usual).any() else "was not run"
+        lines.append(f"The {named} {'are' if named[-1] == 's' else 'is'} at s = {s}, as s = {usual} {why}.")
+    models = style.in_order(run)["model"].unique(maintain_order=True)
+    with_it = run.filter(pl.col("s") == s)["model"].unique().to_list()
+    lacking = [str(model) for model in models if model not in with_it]
+    if lacking:
+        lines.append(f"Left out: {', '.join(lacking)}, not run at s = {s}.")
+    return lines
 
 
 def _on_users_marks(frame: pl.DataFrame) -> str:

@@ -2,6 +2,7 @@
 
 import colorsys
 import io
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
@@ -21,6 +22,7 @@ SMALLEST = 7.0  # points: nothing in a figure is set smaller
 _NARROW_LETTERS = 46  # letters of two labels that fit side by side below a figure of one column
 HEADLINE_BUDGET = 8  # the budget at which the paper draws its map and its ROC
 FAMILIES = ("llama", "qwen", "qwen3", "olmo", "gemma")  # order of panels; other families follow by name
+OWN = "own"  # family of the rows that a user brings: they come last and are never counted among our models
 INK, MUTED, FAINT = "#16181d", "#6b7280", "#d4d7dd"
 MAP_COLOURS = "cividis"  # its lightness rises evenly, so it reads the same in grey
 
@@ -127,10 +129,9 @@ def short(name: str, width: int = 28) -> str:
 
 
 def in_order(frame: pl.DataFrame, *then: str) -> pl.DataFrame:
-    """The frame's rows by family (ours first, in FAMILIES' order), model, and the further columns."""
-    rank = pl.col("family").replace_strict(
-        {family: rank for rank, family in enumerate(FAMILIES)}, default=len(FAMILIES), return_dtype=pl.Int32
-    )
+    """The frame's rows by family (FAMILIES in their order, others by name, OWN last), model, and further columns."""
+    ranks = {family: rank for rank, family in enumerate(FAMILIES)} | {OWN: len(FAMILIES) + 1}
+    rank = pl.col("family").replace_strict(ranks, default=len(FAMILIES), return_dtype=pl.Int32)
     return frame.sort(rank, "family", "model", *then, maintain_order=True)
 
 
@@ -141,10 +142,16 @@ def models(frame: pl.DataFrame) -> list[tuple[str, str]]:
 
 
 def name_lines(model: str, width: int) -> str:
-    """A model's name over as many lines as it takes to keep each to `width` characters, broken after dashes."""
+    """A model's name over as many lines as it takes to keep each to `width` characters.
+
+    Broken after dashes and underscores, and anywhere in a part that is longer than a line.
+    """
     lines = [""]
-    for part in model.replace("-", "-\0").split("\0"):
+    for part in re.split(r"(?<=[-_])", model):
         if lines[-1] and len(lines[-1]) + len(part) > width:
+            lines.append("")
+        while len(part) > width:
+            lines[-1], part = part[:width], part[width:]
             lines.append("")
         lines[-1] += part
     return "\n".join(lines)

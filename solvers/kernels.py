@@ -16,7 +16,7 @@ import numpy as np
 MATRIX = nb.types.Array(nb.float64, 2, "C", readonly=True)
 VECTOR = nb.types.Array(nb.float64, 1, "C", readonly=True)
 KEYS = nb.types.Array(nb.int64, 1, "C", readonly=True)
-FOUND, REAL, COUNT, FLAG = nb.int64[::1], nb.float64, nb.int64, nb.boolean
+FOUND, MEAN, REAL, COUNT = nb.int64[::1], nb.float64[::1], nb.float64, nb.int64
 
 # Wolfe's method. These steer the search and decide nothing: a bound is proved from its vector z, however z was found.
 RIDGE = 1e-14  # times the mean of the Gram diagonal: keeps the Cholesky factor of a degenerate corral alive
@@ -89,6 +89,23 @@ def shortfall(w, subset, least_mass):
     return least_mass / mass - 1.0
 
 
+@nb.njit(MEAN(VECTOR, MATRIX, VECTOR), cache=True, error_model="numpy")
+def weighted_offset(w, v, centre):
+    """sum_j w_j (v_j - centre), (d,), by compensated summation (Neumaier): its error does not grow with n."""
+    n, d = v.shape
+    total, lost = np.zeros(d), np.zeros(d)
+    for j in range(n):
+        for i in range(d):
+            term = w[j] * (v[j, i] - centre[i])
+            new = total[i] + term
+            if abs(total[i]) >= abs(term):
+                lost[i] += (total[i] - new) + term
+            else:
+                lost[i] += (term - new) + total[i]
+            total[i] = new
+    return total + lost
+
+
 # ----------------------------------------------------------------------------------------------------------------
 # Candidate set
 
@@ -132,37 +149,48 @@ def balance(a, w, start, least_mass):
     number of swaps.
     """
     n, d = a.shape
+    s = start.shape[0]
     subset = np.sort(start)
     inside = np.zeros(n, np.bool_)
     inside[subset] = True
-    total, rest = np.empty(d), np.empty(d)
+    rest, mean = np.empty(d), np.empty(d)
+    after, mass_after = np.zeros((s + 1, d)), np.zeros(s + 1)  # sums over subset[k:]
+    before = np.empty(d)
     swaps = 0
+    now = error_of(a, w, subset, mean)
     while True:
-        total[:] = 0.0
-        mass = 0.0
-        for i in subset:
-            total += a[i]
-            mass += w[i]
-        now = math.sqrt(dot(total, total)) / mass
+        for k in range(s - 1, -1, -1):
+            after[k] = after[k + 1] + a[subset[k]]
+            mass_after[k] = mass_after[k + 1] + w[subset[k]]
+        before[:] = 0.0
+        mass_before = 0.0
         best, out, into = now * IMPROVED, -1, -1
-        for k in range(subset.shape[0]):
-            i = subset[k]
+        for k in range(s):
+            # Sums over the others, not a difference: a heavy key that leaves would take the digits of the light ones.
             for t in range(d):
-                rest[t] = total[t] - a[i, t]
+                rest[t] = before[t] + after[k + 1, t]
+            mass = mass_before + mass_after[k + 1]
             for j in range(n):
-                if not inside[j] and mass - w[i] + w[j] >= least_mass:
-                    bound = best * (mass - w[i] + w[j])
+                if not inside[j] and mass + w[j] >= least_mass:
+                    bound = best * (mass + w[j])
                     square = squared_sum(rest, a[j])
                     if square < bound * bound:
-                        error = math.sqrt(square) / (mass - w[i] + w[j])
+                        error = math.sqrt(square) / (mass + w[j])
                         if error < best:
                             best, out, into = error, k, j
+            before += a[subset[k]]
+            mass_before += w[subset[k]]
         if out < 0:
-            return subset, error_of(a, w, subset, rest), swaps
+            return subset, now, swaps
+        trial = subset.copy()
+        trial[out] = into
+        trial = np.sort(trial)
+        error = error_of(a, w, trial, mean)
+        if not error < now * IMPROVED:  # the errors strictly fall, so this ends
+            return subset, now, swaps
         inside[subset[out]] = False
         inside[into] = True
-        subset[out] = into
-        subset = np.sort(subset)
+        subset, now = trial, error
         swaps += 1
 
 
@@ -933,8 +961,8 @@ def branch_and_bound(a, w, reach, start, error, target, gap, floor, least_mass, 
                 break
             if r == 2:
                 length = math.sqrt(dot(p, p))
-                for i in range(d):
-                    z[i] = p[i] / (length * INFLATION) if length > 0 else 0.0
+                for i in range(d):  # a length whose square is denormal is not known well enough for |z| <= 1
+                    z[i] = p[i] / (length * INFLATION) if length > 1e-140 else 0.0
                 scanned, m = select_least(
                     a, w, reach, heaviest_after, free, n_free, z, tau, 0.0, slack, 2, low, chosen, least
                 )

@@ -120,6 +120,7 @@ def _fits(
                 }
                 | {"cap": closable + 0.01 * 2**place, "cap_share": 0.01 * (place + 1)}
                 | ci("closable", closable, 0.2 * closable)
+                | ci("closable_mean", 3 * closable, 0.3 * closable)
                 | ci("kappa", 1 / (1 - closable), 0.01)
                 | ci("kappa_p99", 2.2, 0.2)
                 | ci("share", 0.3, 0.03)
@@ -181,6 +182,7 @@ def _fits(
                         counts
                         | {"layer": layer, "q_head": head, "n_rows": 72, "dropped_mass": mass}
                         | {"kappa": 1 + 0.4 * mass * float(rng.random()), "flat": mass > 0.25}
+                        | {"closable_mean": 0.3 * mass, "share": 0.5 if layer < model.layers / 3 else 0.125}
                     )
     return found
 

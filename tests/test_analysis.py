@@ -136,6 +136,7 @@ def test_ceiling(plain):
     assert (record["n_rows"], record["n_documents"], record["n_zero_gap"]) == (180, 12, (~gap).sum())
     assert (record["n_zero_top"], record["n_infinite"]) == (0, 0)
     check(record, "closable", made, lambda i: np.median(1 - optimum[i] / top[i]))
+    check(record, "closable_mean", made, lambda i: np.mean(1 - optimum[i] / top[i]))
     check(record, "kappa", made, lambda i: np.median(top[i] / optimum[i]))
     check(record, "kappa_p99", made, lambda i: np.percentile(top[i] / optimum[i], 99))
     check(record, "share", made, lambda i: np.mean(top[i] / optimum[i] >= 10 / 9))
@@ -256,6 +257,8 @@ def test_map(tmp_path):
         assert (record["n_rows"], record["n_documents"]) == (own.sum(), len(set(made["doc_id"][own])))
         assert record["dropped_mass"] == np.median(mine["dropped_mass"][own])
         assert record["kappa"] == np.median(kappa[record["s"]][own])
+        assert record["closable_mean"] == pytest.approx(np.mean(1 - 1 / kappa[record["s"]][own]))
+        assert record["share"] == pytest.approx(np.mean(kappa[record["s"]][own] >= 10 / 9))
         assert record["flat"] == (np.median(eight["dropped_mass"][own]) > 0.25)
     assert not one(found, s=8, layer=1, q_head=1)["flat"]
     assert 0 < found["flat"].sum() < len(found)
@@ -264,6 +267,18 @@ def test_map(tmp_path):
 def test_map_does_not_say_flat_without_the_budget_that_decides(tmp_path):
     found = fits(put(Store(tmp_path), rows(), s=16), resamples=2)["map"]
     assert found["flat"].null_count() == len(found)
+
+
+def test_ratios_of_one_are_exact(tmp_path):
+    made = rows()
+    top, optimum = made["rules"]["top_mass"][0], made["rules"]["optimal_pool"][0]
+    optimum[:] = top * (1 - 2.0**-52)  # the same keys, summed in another order
+    made["rules"]["balancing"][0][:] = optimum
+    found = fits(put(Store(tmp_path), made), resamples=2)
+    record = one(found["ceiling"])
+    assert [record[name] for name in ("closable", "closable_mean", "closable_q25", "closable_q75")] == [0, 0, 0, 0]
+    assert (record["kappa"], record["kappa_p99"], one(found["rules"], rule="balancing")["ratio"]) == (1, 1, 1)
+    assert set(found["map"]["kappa"]) == {1.0}
 
 
 def test_label_threshold_is_ten_ninths(tmp_path):

@@ -407,3 +407,45 @@ def test_a_rule_that_needs_keys_is_told_that_there_are_none(tmp_path: Path) -> N
     rule = UserRule(path, "by_key")
     with pytest.raises(BadInput, match="this row has no keys or query"):
         apply(rule, load(rule), own_rows(tmp_path / "mine.npz")[0], 4)
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"weights": np.ones((3, 30), complex)}, "'weights' is not an array of real numbers"),
+        ({"weights": np.float64(1.0)}, "expected 3 rows|weights is a single number"),
+        ({"keys": np.full((3, 30, 4), "k")}, "'keys' is not an array of real numbers"),
+        ({"keys": np.ones((3, 30, 0))}, "keys have shape"),
+        ({"keys": np.full((3, 30, 4), 1e300)}, "all below 1e\\+150"),
+        ({"keys": np.ones((3, 30, 4)), "queries": np.ones((3, 5))}, r"query has shape \(5,\)"),
+        ({"doc_id": np.array([0, 1, np.nan])}, "expected a whole number or a name"),
+    ],
+)
+def test_arrays_of_the_wrong_kind_are_named(tmp_path: Path, change: dict[str, np.ndarray], said: str) -> None:
+    np.savez(tmp_path / "mine.npz", **(own() | change))
+    with pytest.raises(BadInput, match=said):
+        own_rows(tmp_path / "mine.npz")
+
+
+@pytest.mark.parametrize("name", ["...", "-", "x" * 200])
+def test_a_file_name_that_makes_no_folder_is_refused(tmp_path: Path, name: str) -> None:
+    np.savez(tmp_path / f"{name}.npz", **own())
+    with pytest.raises(BadInput, match="expected a file name"):
+        own_rows(tmp_path / f"{name}.npz")
+
+
+@pytest.mark.parametrize(
+    ("body", "said"),
+    [
+        ("import sys; sys.exit(0)", "SystemExit"),
+        ("raise type('Mine', (BaseException,), {})('no')", "Mine: no"),
+        ("values.base.setflags(write=True)", "failed on row"),
+    ],
+)
+def test_a_rule_cannot_leave_quietly_or_change_its_row(tmp_path: Path, body: str, said: str) -> None:
+    np.savez(tmp_path / "mine.npz", **own())
+    path = tmp_path / "rule.py"
+    path.write_text(f"def rule(weights, keys, values, query, s):\n    {body}\n    return range(s)\n")
+    row = own_rows(tmp_path / "mine.npz")[0]
+    with pytest.raises(BadInput, match=said):
+        apply(UserRule(path, "rule"), load(UserRule(path, "rule")), row, 4)

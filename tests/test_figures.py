@@ -12,7 +12,7 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.colors import to_rgb
 from matplotlib.figure import Figure
 from matplotlib.legend import Legend
-from matplotlib.text import Text
+from matplotlib.text import Annotation, Text
 from PIL import Image
 
 from data.errors import BadInput
@@ -298,6 +298,27 @@ def test_nothing_is_cut_off_at_the_figures_edge(tmp_path: Path, models: tuple[Mo
         for thing in [*figure.findobj(Legend), *(t for t in figure.findobj(Text) if t.get_text() and t.get_visible())]:
             box = thing.get_window_extent()
             assert box.width == 0 or (box.x0 >= -1 and box.x1 <= figure.bbox.x1 + 1), (picture.stem, str(thing))
+
+
+@pytest.mark.parametrize("budgets", [(8,), (4, 8, 16, 32)])
+def test_the_ceilings_headings_stand_apart(tmp_path: Path, budgets: tuple[int, ...]) -> None:
+    own = tuple(Model("own", f"rows_of_{name}_that_have_a_long_name", 1, 1, 0.2) for name in "abc")
+    store = synthetic_store.build(tmp_path, (*synthetic_store.FIVE, *own), budgets, row_documents=0)
+    for count in (1, 3, 5, 8):
+        frame = ceiling.table(store)
+        kept = [model for _, model in style.models(frame)[-count:]]
+        with style.applied():
+            figure = style.blank()
+            FigureCanvasAgg(figure)
+            ceiling.draw(frame.filter(pl.col("model").is_in(kept)), figure)
+            figure.draw_without_rendering()
+        whole = figure.axes[0]
+        boxes = [text.get_window_extent() for text in whole.texts if isinstance(text, Annotation) and text.get_text()]
+        assert len(boxes) >= count
+        for one, other in itertools.combinations(boxes, 2):
+            assert not one.overlaps(other), (count, one, other)
+        assert all(box.x0 >= 0 and box.x1 <= figure.bbox.x1 and box.y1 <= figure.bbox.y1 + 1 for box in boxes)
+        assert whole.get_window_extent().height > 0.5 * figure.dpi
 
 
 @pytest.mark.usefixtures("coarse")

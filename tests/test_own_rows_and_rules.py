@@ -41,7 +41,7 @@ def improved(weights, keys, values, query, s):
 class InThisProcess(ThreadPoolExecutor):
     """Spawned workers have tests of their own; here starting them would take most of the time."""
 
-    def __init__(self, workers: int, mp_context: object) -> None:
+    def __init__(self, workers: int, **of_processes: object) -> None:
         super().__init__(workers)
 
 

@@ -106,7 +106,7 @@ def test_a_full_disk_leaves_the_earlier_file(tmp_path: Path, monkeypatch: pytest
     def full(*_: object, **__: object) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr("os.fsync", full)
+    monkeypatch.setattr("os.fsync", full)  # of the copy that stands beside the file until it is whole
     with pytest.raises(OSError, match="No space left"):
         write(TOKENS, tokens(5), path, MADE)
     assert sha256(path) == before
@@ -124,3 +124,11 @@ def test_models_are_those_with_rows(tmp_path: Path) -> None:
     write_document(store, "b")
     write_document(store, "a")
     assert store.models() == ["a", "b"]
+
+
+def test_a_footer_that_is_damaged_is_refused_in_one_line(tmp_path: Path) -> None:
+    path = tmp_path / "tokens.parquet"
+    for entry in ("{", "[]", '{"table": "tokens"}'):
+        tokens().write_parquet(path, metadata={"forced_weights": entry})
+        with pytest.raises(BadInput, match="its footer is damaged"):
+            footer(TOKENS, path)
