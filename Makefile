@@ -19,7 +19,7 @@ ENUMERATE = $(call option,--rule,RULE) $(call option,--search,SEARCH) $(call opt
 .PHONY: all setup help capture enumerate analysis figures report models test test-long lint bench clean distclean
 
 all: setup
-	@echo "Five families, 12 documents each: 1.2 GB under data/, and some eight minutes on two cores; what is current is kept."
+	@echo "Five families, 12 documents each: 1.3 GB under data/, and some seven minutes on two cores; what is current is kept."
 	@$(PY) -m capture --model $(FAMILIES)
 	@$(PY) -m enumerate optima --s $(BUDGETS)
 	@$(PY) -m analysis
