@@ -1236,3 +1236,22 @@ def search(a, w, distances, start, target, gap, floor, least_mass, node_limit, d
         a[order], w[order], reach[order], place[start], error, target, gap, floor, least_mass, node_limit, deadline
     )
     return stop, order[subset], error, tau, nodes
+
+
+@nb.njit(
+    nb.types.Tuple((COUNT, FOUND, REAL, REAL, COUNT))(MATRIX, VECTOR, VECTOR, REAL, KEYS, COUNT, REAL, REAL, COUNT),
+    cache=True,
+    error_model="numpy",
+)
+def search_candidates(steps, weights, distances, unit, keys, s, gap, floor, node_limit):
+    """search among some keys of a row without a mass floor, from swaps of the heaviest: one call for a small problem.
+
+    Returns (why it stopped, subset as sorted keys of the row, its error, tau, nodes).
+    """
+    a, w = steps[keys], weights[keys]
+    heaviest = np.argsort(-w, kind="mergesort")[:s]
+    start, _, _ = balance(a, w, heaviest, 0.0)
+    stop, subset, error, tau, nodes = search(
+        a, w, distances[keys] / unit, start, 0.0, gap, floor, 0.0, node_limit, np.inf
+    )
+    return stop, keys[np.sort(subset)], error, tau, nodes
