@@ -41,8 +41,9 @@ def certify(
     paper's problem, in which the best subset of a flat row is often one of next to no mass that happens to hit mu. gap:
     accept a subset proved to be within this relative distance of the least (0: within 1e-9). node_limit, time_limit
     (seconds): stop there with the best subset found and the largest lower bound proved; node_limit alone makes a result
-    repeatable. A whole row goes through the floors 0.5 and 0.1 first, each of which is part of the answer. Keys of
-    weight 0 are left out while s others exist. The bound and the search are described at kernels.branch_and_bound.
+    repeatable (where no proof ends, the lower bound may take up to half as many nodes again). A whole row goes through
+    the floors 0.5 and 0.1 first, each of which is part of the answer. Keys of weight 0 are left out while s others
+    exist. The bound and the search are described at kernels.branch_and_bound.
     Raises ValueError for a bad budget, floor, gap or limit, fewer than s candidates of positive weight, candidates that
     cannot keep the floor, d > 4,096.
     """

@@ -10,7 +10,7 @@ class Floor:
     """The least error among subsets that keep at least rho of the top-mass set's mass.
 
     subset: sorted row-local indices (s,). error: its e_s. lower: no subset that keeps as much has a smaller error.
-    proved: whether error is the least within PROOF_GAP.
+    proved: whether error is the least within PROOF_GAP, or within the gap that was asked for.
     """
 
     rho: float
