@@ -2,7 +2,7 @@
 
 import math
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -66,7 +66,8 @@ def certify(
         floors.append(_floor(problem, rho, found))
     lower, stop = floors[-1].lower, found.stop
     if stop != kernels.DONE:
-        lower, extra = _bracket(problem, mass_floor, found)
+        lower, found, extra = _bracket(problem, mass_floor, found)
+        floors[-1] = _floor(problem, mass_floor, found)
         spent += extra
     zero = found.error <= problem.slack
     proved = stop == kernels.DONE
@@ -247,24 +248,29 @@ def _better_start(problem: _Problem, rho: float, subset: Indices) -> Indices:
     return min(found, key=lambda keys: _error(problem, keys))
 
 
-def _bracket(problem: _Problem, rho: float, found: _Found) -> tuple[float, int]:
-    """The largest share of the best error proved to be a lower bound, in the unit of the values; nodes spent."""
-    spent = 0
+def _bracket(problem: _Problem, rho: float, found: _Found) -> tuple[float, _Found, int]:
+    """The largest share of the error found that is proved a lower bound, in the unit of the values; nodes spent.
+
+    Between them, the run whose subset is the best: deciding at a share may meet a better one.
+    """
+    spent, best = 0, found
     for share in BRACKET:
         left = problem.time_end - time.perf_counter()
         tried = _run(
             problem,
             rho,
-            found.subset,
+            best.subset,
             share * found.error,
             0.0,
             max(1, problem.nodes // 8) if problem.nodes < NO_LIMIT else NO_LIMIT,
             deadline=time.perf_counter() + left / 2,
         )
         spent += tried.nodes
+        if tried.error < best.error:
+            best = replace(tried, stop=found.stop)
         if tried.stop == kernels.DONE:
-            return max(0.0, share * found.error - problem.slack) * problem.row.unit, spent
-    return 0.0, spent
+            return max(0.0, share * found.error - problem.slack) * problem.row.unit, best, spent
+    return 0.0, best, spent
 
 
 def _run(
