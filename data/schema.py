@@ -130,7 +130,7 @@ ROWS = Table(
 
 SUBSETS = Table(
     "subsets",
-    1,
+    2,
     "the subset that one rule keeps of one row at one budget",
     {
         "row_id": ROWS.columns["row_id"],
@@ -145,8 +145,37 @@ SUBSETS = Table(
         "kept_mass": Column(REAL, "1", "p(A)"),
         "free_error": Column(REAL, "|v|", "free error: e_f(A), or that of the iterate for Frank-Wolfe"),
         "status": Column(TEXT, "", "optimal, bracketed, or heuristic"),
+        "stopped_by": Column(TEXT, "", "finished, node_limit, or time_limit: such a row is not repeatable"),
         "nodes": Column(COUNT, "nodes", "subsets or nodes visited"),
         "seconds": Column(REAL, "s", "time of the rule alone"),
+    },
+)
+
+MANIFEST = Table(
+    "manifest",
+    1,
+    "a row and a budget that the search over whole rows is to take",
+    {
+        "row_id": ROWS.columns["row_id"],
+        **_MODEL,
+        "doc_id": _DOCUMENT["doc_id"],
+        **_BUDGET,
+        "dropped_mass": Column(REAL, "1", "least dropped mass mbar_s of the row"),
+        "decile": Column(SMALL, "1", "its decile among the model's rows at this budget, 0 to 9"),
+    },
+)
+
+PROOF = Table(
+    "proof",
+    1,
+    "a step of the search tree, depth first, the child that keeps the branching key first",
+    {
+        "kind": Column(TEXT, "", "branch, fix, prune, mass or leaf"),
+        "key": Column(SMALL, "1", "row-local index of the key that a branch keeps, then drops", nullable=True),
+        "nu": Column(REAL, "1", "multiplier of the mass floor of a fix or prune", nullable=True),
+        "z": Column(pl.List(pl.Float64), "1", "vector of a fix or prune, |z| <= 1", nullable=True),
+        "kept": Column(pl.List(pl.Int32), "1", "row-local indices that a fix keeps", nullable=True),
+        "dropped": Column(pl.List(pl.Int32), "1", "row-local indices that a fix drops", nullable=True),
     },
 )
 
@@ -298,5 +327,20 @@ MAP = Table(
 )
 
 TABLES = {
-    table.name: table for table in (KV, TOKENS, ROWS, SUBSETS, ROW_FACTS, CEILING, RULES, PENALTY, PREDICTOR, ROC, MAP)
+    table.name: table
+    for table in (
+        KV,
+        TOKENS,
+        ROWS,
+        SUBSETS,
+        MANIFEST,
+        PROOF,
+        ROW_FACTS,
+        CEILING,
+        RULES,
+        PENALTY,
+        PREDICTOR,
+        ROC,
+        MAP,
+    )
 }

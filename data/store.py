@@ -80,6 +80,15 @@ class Store:
         """Facts of one document's rows at one budget (table row_facts)."""
         return self.root / "subsets" / model / f"s-{s:03d}" / "facts" / f"doc-{doc_id:03d}.parquet"
 
+    def manifest(self, name: str) -> Path:
+        """The (row, budget) pairs that one kind of certification takes."""
+        return self.root / "manifests" / f"{name}.parquet"
+
+    def proof(self, model: str, s: int, row_id: str, mass_floor: float) -> Path:
+        """The proof log of one row at one budget and mass floor."""
+        name = f"{row_id.replace(':', '-')}-floor-{mass_floor:g}.parquet"
+        return self.root / "proofs" / model / f"s-{s:03d}" / name
+
     def fit(self, name: str) -> Path:
         """One table of the analysis."""
         return self.root / "fits" / f"{name}.parquet"

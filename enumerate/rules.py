@@ -32,6 +32,8 @@ class Graded:
     searched: int
     nodes: int
     seconds: float
+    stopped_by: str = "finished"
+    mass_floor: float = 0.0
 
 
 def grade(row: RowToGrade, s: int, search: str, leverage_scores: Reals | None) -> Iterator[Graded]:

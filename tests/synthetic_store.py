@@ -246,7 +246,7 @@ def _document(
                         {"row_id": row_id, "s": s, "rule": rule, "search": "exhaustive", "mass_floor": 0.0}
                         | {"n_searched": s + 12, "subset": (subset + first).tolist(), "error": error}
                         | {"lower": 0.0, "kept_mass": float(weights[subset].sum()), "free_error": 0.1}
-                        | {"status": "optimal", "nodes": 1, "seconds": 0.0}
+                        | {"status": "optimal", "stopped_by": "finished", "nodes": 1, "seconds": 0.0}
                     )
                 facts[s].append(
                     same

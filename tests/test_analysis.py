@@ -70,7 +70,12 @@ def put(where, made, model="qwen", s=8, user_rules=()):
         columns = {"row_id": ids, "s": [s] * n, "rule": [rule] * n, "search": ["made up"] * n}
         columns |= {"mass_floor": np.zeros(n), "n_searched": [28] * n, "subset": [list(range(s))] * n}
         columns |= {"error": error, "lower": np.zeros(n), "kept_mass": kept, "free_error": free}
-        columns |= {"status": ["heuristic"] * n, "nodes": [1] * n, "seconds": np.zeros(n)}
+        columns |= {
+            "status": ["heuristic"] * n,
+            "stopped_by": ["finished"] * n,
+            "nodes": [1] * n,
+            "seconds": np.zeros(n),
+        }
         chosen.append(frame(SUBSETS, columns).with_columns(pl.Series("doc_id", made["doc_id"])))
     subsets = pl.concat(chosen)
     for doc in sorted(set(made["doc_id"].tolist())):
