@@ -2,6 +2,7 @@
 
 import math
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -11,6 +12,7 @@ from solvers import kernels
 from solvers.certificate import Certificate, Floor
 from solvers.exhaustive import leaf_rounding, searchable
 from solvers.problem import Indices, Instance, Reals
+from solvers.proof import Proof
 
 PROOF_GAP = 1e-9  # "optimal" means that no subset has an error below (1 - 1e-9) of the one returned
 DECISION_SLACK = 1e-9  # a decision of False says that no subset has an error below (1 - 1e-9) of the threshold
@@ -33,6 +35,8 @@ def certify(
     node_limit: int | None = None,
     time_limit: float | None = None,
     candidates: npt.ArrayLike | None = None,
+    cascade: Sequence[float] = CASCADE,
+    proof: bool = False,
 ) -> Certificate:
     """The subset of s keys of least forced error e_s, with a lower bound that holds in floating point (ours).
 
@@ -41,41 +45,45 @@ def certify(
     paper's problem, in which the best subset of a flat row is often one of next to no mass that happens to hit mu. gap:
     accept a subset proved to be within this relative distance of the least (0: within 1e-9). node_limit, time_limit
     (seconds): stop there with the best subset found and the largest lower bound proved; node_limit alone makes a result
-    repeatable (where no proof ends, the lower bound may take up to half as many nodes again). A whole row goes through
-    the floors 0.5 and 0.1 first, each of which is part of the answer. Keys of weight 0 are left out while s others
-    exist. The bound and the search are described at kernels.branch_and_bound.
-    Raises ValueError for a bad budget, floor, gap or limit, fewer than s candidates of positive weight, candidates that
-    cannot keep the floor, d > 4,096.
+    repeatable (where no proof ends, the lower bound may take up to half as many nodes again). cascade: falling floors
+    above mass_floor that the search of a whole row goes through first, each of which is part of the answer. proof: log
+    the search tree behind every lower bound, to be replayed by solvers.replay. Keys of weight 0 are left out while s
+    others exist. The bound and the search are described at kernels.branch_and_bound.
+    Raises ValueError for a bad budget, floor, gap, limit or cascade, fewer than s candidates of positive weight,
+    candidates that cannot keep the floor, d > 4,096.
     """
     if not 0 <= gap < 1:
         raise ValueError(f"gap = {gap}: expected 0 <= gap < 1")
     gap = max(gap, PROOF_GAP)
-    if candidates is not None and mass_floor == 0 and node_limit is None and time_limit is None:
+    if not all(0 <= later < rho <= 1 for rho, later in zip(cascade, [*cascade[1:], 0], strict=True)):
+        raise ValueError(f"cascade = {tuple(cascade)}: expected floors that fall, from at most 1 to above 0")
+    if candidates is not None and mass_floor == 0 and node_limit is None and time_limit is None and not proof:
         return _certify_candidates(row, s, gap, candidates)
-    problem = _problem(row, s, mass_floor, node_limit, time_limit, candidates)
+    problem = _problem(row, s, mass_floor, node_limit, time_limit, candidates, proof)
     began = time.perf_counter()
-    cascade = [rho for rho in CASCADE if rho > mass_floor] if candidates is None else []
-    best = _start(problem, max([mass_floor, *cascade]))
+    above = [rho for rho in cascade if rho > mass_floor] if candidates is None else []
+    best = _start(problem, max([mass_floor, *above]))
     floors: list[Floor] = []
     spent = 0
-    for rho in [*cascade, mass_floor]:
+    for rho in [*above, mass_floor]:
         last = rho == mass_floor
         share = problem.nodes - spent if last else problem.nodes // 4
         found = _least(problem, rho, best, gap, share, whole_row=candidates is None)
         best, spent = found.subset, spent + found.nodes
         floors.append(_floor(problem, rho, found))
-    lower, stop = floors[-1].lower, found.stop
+    stop = found.stop
     if stop != kernels.DONE:
-        lower, found, extra = _bracket(problem, mass_floor, found)
-        floors[-1] = _floor(problem, mass_floor, found)
+        floors[-1], found, extra = _bracket(problem, mass_floor, found)
         spent += extra
+    for k in range(len(floors) - 2, -1, -1):
+        floors[k] = _helped(problem, floors[k], floors[k + 1])
     zero = found.error <= problem.slack
     proved = stop == kernels.DONE
     status = "bracketed" if not proved else "optimal" if gap == PROOF_GAP or zero else "within_gap"
     return Certificate(
         floors[-1].subset,
         floors[-1].error,
-        lower,
+        floors[-1].lower,
         status,
         tuple(floors),
         problem.keys.size,
@@ -155,6 +163,7 @@ class _Problem:
     nodes: int
     deadline: float  # of the search, and of all, on the clock of time.perf_counter
     time_end: float
+    logged: bool
 
 
 @dataclass(frozen=True, eq=False)
@@ -166,6 +175,8 @@ class _Found:
     error: float
     tau: float
     nodes: int
+    marks: npt.NDArray[np.int32]
+    reals: Reals
 
 
 def _problem(
@@ -175,6 +186,7 @@ def _problem(
     node_limit: int | None,
     time_limit: float | None,
     candidates: npt.ArrayLike | None,
+    logged: bool = False,
 ) -> _Problem:
     _check_dimensions(row)
     if not 0 <= mass_floor <= 1:
@@ -203,6 +215,7 @@ def _problem(
         node_limit or NO_LIMIT,
         math.inf if time_limit is None else now + SEARCH_SHARE * time_limit,
         math.inf if time_limit is None else now + time_limit,
+        logged,
     )
 
 
@@ -230,7 +243,7 @@ def _least(problem: _Problem, rho: float, start: Indices, gap: float, nodes: int
     if found.stop != kernels.OUT_OF_NODES or first == nodes:
         return found
     again = _run(problem, rho, _better_start(problem, rho, found.subset), 0.0, gap, nodes - first)
-    return _Found(again.stop, again.subset, again.error, again.tau, again.nodes + first)
+    return replace(again, nodes=again.nodes + first)
 
 
 def _better_start(problem: _Problem, rho: float, subset: Indices) -> Indices:
@@ -248,10 +261,10 @@ def _better_start(problem: _Problem, rho: float, subset: Indices) -> Indices:
     return min(found, key=lambda keys: _error(problem, keys))
 
 
-def _bracket(problem: _Problem, rho: float, found: _Found) -> tuple[float, _Found, int]:
-    """The largest share of the error found that is proved a lower bound, in the unit of the values; nodes spent.
+def _bracket(problem: _Problem, rho: float, found: _Found) -> tuple[Floor, _Found, int]:
+    """The largest share of the error found that is proved a lower bound, the run that found the best, nodes spent.
 
-    Between them, the run whose subset is the best: deciding at a share may meet a better one.
+    Deciding at a share may meet a better subset than the search did.
     """
     spent, best = 0, found
     for share in BRACKET:
@@ -269,8 +282,9 @@ def _bracket(problem: _Problem, rho: float, found: _Found) -> tuple[float, _Foun
         if tried.error < best.error:
             best = replace(tried, stop=found.stop)
         if tried.stop == kernels.DONE:
-            return max(0.0, share * found.error - problem.slack) * problem.row.unit, best, spent
-    return 0.0, best, spent
+            bounded = _floor(problem, rho, replace(tried, subset=best.subset, error=best.error))
+            return replace(bounded, proved=False), best, spent
+    return _floor(problem, rho, best), best, spent
 
 
 def _run(
@@ -294,14 +308,32 @@ def _run(
             _least_mass(problem, rho),
             nodes,
             problem.deadline if deadline is None else deadline,
+            problem.keys,
+            problem.logged,
         )
     )
 
 
 def _floor(problem: _Problem, rho: float, found: _Found) -> Floor:
     done = found.stop == kernels.DONE
-    lower = max(0.0, found.tau - problem.slack) * problem.row.unit if done else 0.0
-    return Floor(rho, np.sort(problem.keys[found.subset]), found.error * problem.row.unit, lower, done)
+    unit = problem.row.unit
+    lower = max(0.0, found.tau - problem.slack) * unit if done else 0.0
+    proof = None
+    if problem.logged and lower > 0:
+        proof = Proof(problem.s, rho, np.sort(problem.keys), lower, unit, found.marks, found.reals)
+    return Floor(rho, np.sort(problem.keys[found.subset]), found.error * unit, lower, done, proof)
+
+
+def _helped(problem: _Problem, floor: Floor, below: Floor) -> Floor:
+    """A floor where no proof ended, with what the next lower one gives it: a lower bound, and its subset if it fits."""
+    if floor.proved:
+        return floor
+    kept = problem.row.weights[below.subset].sum()
+    if below.error < floor.error and kept >= _least_mass(problem, floor.rho):
+        floor = replace(floor, subset=below.subset, error=below.error)
+    if below.lower > floor.lower:
+        floor = replace(floor, lower=below.lower, proof=below.proof)
+    return floor
 
 
 def _error(problem: _Problem, subset: Indices) -> float:

@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 
 from solvers.problem import Indices
+from solvers.proof import Proof
 
 
 @dataclass(frozen=True, eq=False)
@@ -10,7 +11,8 @@ class Floor:
     """The least error among subsets that keep at least rho of the top-mass set's mass.
 
     subset: sorted row-local indices (s,). error: its e_s. lower: no subset that keeps as much has a smaller error.
-    proved: whether error is the least within PROOF_GAP, or within the gap that was asked for.
+    proved: whether error is the least within PROOF_GAP, or within the gap that was asked for. proof: the log of the
+    search tree behind `lower`, if one was asked for and lower > 0.
     """
 
     rho: float
@@ -18,6 +20,7 @@ class Floor:
     error: float
     lower: float
     proved: bool
+    proof: Proof | None = None
 
 
 @dataclass(frozen=True, eq=False)

@@ -16,7 +16,7 @@ import numpy as np
 MATRIX = nb.types.Array(nb.float64, 2, "C", readonly=True)
 VECTOR = nb.types.Array(nb.float64, 1, "C", readonly=True)
 KEYS = nb.types.Array(nb.int64, 1, "C", readonly=True)
-FOUND, MEAN, REAL, COUNT = nb.int64[::1], nb.float64[::1], nb.float64, nb.int64
+FOUND, MEAN, REAL, COUNT, MARKS = nb.int64[::1], nb.float64[::1], nb.float64, nb.int64, nb.int32[::1]
 
 # Wolfe's method. These steer the search and decide nothing: a bound is proved from its vector z, however z was found.
 RIDGE = 1e-14  # times the mean of the Gram diagonal: keeps the Cholesky factor of a degenerate corral alive
@@ -33,6 +33,9 @@ FIXED_SHARE = 0.05  # solve a node's relaxation again if fixing removed more tha
 U = 2.0**-53
 INFLATION = 1.0 + 1e-12  # covers the rounding of a computed norm of up to 4,096 entries
 ABSOLUTE = 1e-300  # added to every reach: covers products that underflow
+
+# Records of a proof log; what each says is told at solvers.proof.
+BRANCH, FIX, PRUNE, MASS, LEAF = range(5)
 
 # Why branch and bound stopped.
 DONE, OUT_OF_NODES, OUT_OF_TIME, FOUND_ONE = 0, 1, 2, 3
@@ -837,14 +840,24 @@ def most_mass(w, free, n_free, r, largest):
     return total
 
 
+@nb.njit(cache=True, error_model="numpy")
+def with_room(buffer, used, more):
+    """The buffer, or a copy of what it holds in one that has room for `more` entries after the `used` ones."""
+    if used + more <= buffer.shape[0]:
+        return buffer
+    longer = np.empty(2 * (used + more), buffer.dtype)
+    longer[:used] = buffer[:used]
+    return longer
+
+
 @nb.njit(
-    nb.types.Tuple((COUNT, FOUND, REAL, REAL, COUNT))(
-        MATRIX, VECTOR, VECTOR, KEYS, REAL, REAL, REAL, REAL, REAL, COUNT, REAL
+    nb.types.Tuple((COUNT, FOUND, REAL, REAL, COUNT, MARKS, MEAN))(
+        MATRIX, VECTOR, VECTOR, KEYS, REAL, REAL, REAL, REAL, REAL, COUNT, REAL, KEYS, nb.boolean
     ),
     cache=True,
     error_model="numpy",
 )
-def branch_and_bound(a, w, reach, start, error, target, gap, floor, least_mass, node_limit, deadline):
+def branch_and_bound(a, w, reach, start, error, target, gap, floor, least_mass, node_limit, deadline, names, logged):
     """The s-subset of least forced error among those with p(A) >= least_mass, or the best one within the limits.
 
     reach (n,) must not rise and must be at least (|a_j| + T w_j) INFLATION + ABSOLUTE, T the larger of `error` and
@@ -867,8 +880,9 @@ def branch_and_bound(a, w, reach, start, error, target, gap, floor, least_mass, 
     subtree; f is then the least sum of the lower estimates over selections without (with) that key, so the rule is as
     valid in floating point as the bound.
 
-    Returns (DONE, OUT_OF_NODES, OUT_OF_TIME or FOUND_ONE; subset; its error; tau; nodes). DONE: no subset that keeps
-    enough has an error below tau - (n + d + 8) u max |v_j - mu|, the rounding of the errors that leaves compute.
+    Returns (DONE, OUT_OF_NODES, OUT_OF_TIME or FOUND_ONE; subset; its error; tau; nodes; log). DONE: no subset that
+    keeps enough has an error below tau - (n + d + 8) u max |v_j - mu|, the rounding of the errors that leaves compute.
+    The log, if `logged`, is that of solvers.proof: integers with names[j] (n,) for key j, and the vectors.
     """
     n, d = a.shape
     s = start.shape[0]
@@ -894,6 +908,8 @@ def branch_and_bound(a, w, reach, start, error, target, gap, floor, least_mass, 
     low, chosen, least = np.empty(n), np.empty(s + 2, np.int64), np.empty(s + 2)
     mark = np.zeros(n)
     trial = np.empty(s, np.int64)
+    marks, n_marks = np.empty(1024 if logged else 0, np.int32), 0
+    reals, n_reals = np.empty(16 * d if logged else 0), 0
 
     for j in range(n):
         stack_free[0, j] = j
@@ -903,11 +919,11 @@ def branch_and_bound(a, w, reach, start, error, target, gap, floor, least_mass, 
         if best <= floor:
             break
         if target > 0.0 and best <= target:
-            return FOUND_ONE, best_set, best, tau, nodes
+            return FOUND_ONE, best_set, best, tau, nodes, marks[:n_marks], reals[:n_reals]
         if nodes >= node_limit:
-            return OUT_OF_NODES, best_set, best, tau, nodes
+            return OUT_OF_NODES, best_set, best, tau, nodes, marks[:n_marks], reals[:n_reals]
         if deadline < np.inf and nodes % CLOCK_NODES == 0 and now() > deadline:
-            return OUT_OF_TIME, best_set, best, tau, nodes
+            return OUT_OF_TIME, best_set, best, tau, nodes, marks[:n_marks], reals[:n_reals]
         top -= 1
         nodes += 1
         n_free, n_kept, size = stack_n_free[top], stack_n_kept[top], stack_size[top]
@@ -919,7 +935,7 @@ def branch_and_bound(a, w, reach, start, error, target, gap, floor, least_mass, 
             ids[k] = stack_ids[top, k]
             if floored:
                 points[k, d] = 0.0
-        stale_gram, closed = True, True
+        stale_gram, closed, closing = True, True, LEAF
         while True:  # bound, fix, and again if fixing changed much; every break but the last closes the node
             r = s - n_kept
             if n_free < r:
@@ -931,6 +947,7 @@ def branch_and_bound(a, w, reach, start, error, target, gap, floor, least_mass, 
                 mass += w[kept[k]]
                 path += reach[kept[k]]
             if floored and (mass + most_mass(w, free, n_free, r, least)) * INFLATION < least_mass:
+                closing = MASS
                 break
 
             # Leaves: few completions, or one or two keys to pick from many.
@@ -940,7 +957,7 @@ def branch_and_bound(a, w, reach, start, error, target, gap, floor, least_mass, 
                     best, tau = e, lowered(tau, target, gap, e)
                     best_set[:] = kept
                 break
-            if few_subsets(n_free, r, LEAF_SUBSETS):
+            if r > 2 and few_subsets(n_free, r, LEAF_SUBSETS):
                 e, _ = best_completion(a, w, kept, n_kept, free, n_free, r, least_mass, best, best_set, mean, z)
                 if e < best:
                     best, tau = e, lowered(tau, target, gap, e)
@@ -991,7 +1008,7 @@ def branch_and_bound(a, w, reach, start, error, target, gap, floor, least_mass, 
                             break
                         pairs += 1
                         if deadline < np.inf and pairs % CLOCK_PAIRS == 0 and now() > deadline:
-                            return OUT_OF_TIME, best_set, best, tau, nodes
+                            return OUT_OF_TIME, best_set, best, tau, nodes, marks[:n_marks], reals[:n_reals]
                         j = free[by_low[t2]]
                         whole = mass + w[i] + w[j]
                         e = math.sqrt(squared_sum(mean, a[j])) / whole
@@ -1070,7 +1087,8 @@ def branch_and_bound(a, w, reach, start, error, target, gap, floor, least_mass, 
                     f += least[i]
                     size_of_sum += reach[j] + nu * w[j]
                 if f >= (n_kept + r + d + 16) * U * size_of_sum:
-                    pruned = True
+                    pruned, nu_best = True, nu
+                    z_best[:] = z
                     break
                 if f > f_best:
                     f_best, nu_best = f, nu
@@ -1104,6 +1122,7 @@ def branch_and_bound(a, w, reach, start, error, target, gap, floor, least_mass, 
                 size = enter(y, size, beta, points, gram)
                 ids[size - 1] = trial
             if pruned:
+                closing = PRUNE
                 break
 
             # Fixing with the best z: keys that every improving completion keeps, or that none keeps.
@@ -1119,12 +1138,17 @@ def branch_and_bound(a, w, reach, start, error, target, gap, floor, least_mass, 
                 size_of_sum += reach[j] + nu * w[j]
             margin = (n_kept + r + d + 20) * U * size_of_sum
             if f >= margin:
+                closing = PRUNE
                 break
             n_fixed = 0
             for i in range(r):
                 if f - least[i] + least[r] >= margin:
                     mark[free[chosen[i]]] = 1.0
                     n_fixed += 1
+            if logged:
+                marks = with_room(marks, n_marks, n_free + 3)
+                marks[n_marks], marks[n_marks + 1] = FIX, n_fixed
+                at_kept, at_dropped = n_marks + 2, n_marks + 3 + n_fixed
             threshold = least[r - 1] - f + margin
             before, m = n_free, 0
             for t in range(before):
@@ -1133,15 +1157,29 @@ def branch_and_bound(a, w, reach, start, error, target, gap, floor, least_mass, 
                     mark[j] = 0.0
                     kept[n_kept] = j
                     n_kept += 1
+                    if logged:
+                        marks[at_kept] = names[j]
+                        at_kept += 1
                     continue
                 if t >= scanned:
                     if -(1.0 + slack) * (reach[j] + nu * w[j]) >= threshold:
-                        continue  # even its least possible c_j lifts f to 0
-                    low[t] = dot(a[j], z_best) - (tau + nu) * w[j] - slack * (reach[j] + nu * w[j])
+                        low[t] = np.inf  # even its least possible c_j lifts f to 0
+                    else:
+                        low[t] = dot(a[j], z_best) - (tau + nu) * w[j] - slack * (reach[j] + nu * w[j])
                 if low[t] < threshold:
                     free[m] = j
                     m += 1
+                elif logged:
+                    marks[at_dropped] = names[j]
+                    at_dropped += 1
             n_free = m
+            if logged and n_free < before:
+                marks[at_kept] = at_dropped - at_kept - 1
+                n_marks = at_dropped
+                reals = with_room(reals, n_reals, d + 1)
+                reals[n_reals] = nu
+                reals[n_reals + 1 : n_reals + d + 1] = z_best
+                n_reals += d + 1
             if n_free < before:
                 # A kept mean stays in the corral if it is one of a completion of the node as fixed.
                 for t in range(n_free):
@@ -1172,6 +1210,15 @@ def branch_and_bound(a, w, reach, start, error, target, gap, floor, least_mass, 
             closed = False
             break
         if closed:
+            if logged:
+                marks = with_room(marks, n_marks, 1)
+                marks[n_marks] = closing
+                n_marks += 1
+                if closing == PRUNE:
+                    reals = with_room(reals, n_reals, d + 1)
+                    reals[n_reals] = nu_best
+                    reals[n_reals + 1 : n_reals + d + 1] = z_best
+                    n_reals += d + 1
             continue
 
         # Branch on the key of largest reach that the relaxation splits (the first free key if it splits none).
@@ -1187,6 +1234,10 @@ def branch_and_bound(a, w, reach, start, error, target, gap, floor, least_mass, 
             for i in range(s):
                 mark[ids[k, i]] = 0.0
         key = free[at]
+        if logged:
+            marks = with_room(marks, n_marks, 2)
+            marks[n_marks], marks[n_marks + 1] = BRANCH, names[key]
+            n_marks += 2
         for keeps in (False, True):
             stack_free[top, :at] = free[:at]
             stack_free[top, at : n_free - 1] = free[at + 1 : n_free]
@@ -1210,32 +1261,44 @@ def branch_and_bound(a, w, reach, start, error, target, gap, floor, least_mass, 
             normalise(stack_beta[top], m)
             top += 1
     if target > 0.0 and best <= target:
-        return FOUND_ONE, best_set, best, tau, nodes
-    return DONE, best_set, best, tau, nodes
+        return FOUND_ONE, best_set, best, tau, nodes, marks[:n_marks], reals[:n_reals]
+    return DONE, best_set, best, tau, nodes, marks[:n_marks], reals[:n_reals]
 
 
 @nb.njit(
-    nb.types.Tuple((COUNT, FOUND, REAL, REAL, COUNT))(
-        MATRIX, VECTOR, VECTOR, KEYS, REAL, REAL, REAL, REAL, COUNT, REAL
+    nb.types.Tuple((COUNT, FOUND, REAL, REAL, COUNT, MARKS, MEAN))(
+        MATRIX, VECTOR, VECTOR, KEYS, REAL, REAL, REAL, REAL, COUNT, REAL, KEYS, nb.boolean
     ),
     cache=True,
     error_model="numpy",
 )
-def search(a, w, distances, start, target, gap, floor, least_mass, node_limit, deadline):
+def search(a, w, distances, start, target, gap, floor, least_mass, node_limit, deadline, names, logged):
     """branch_and_bound from a subset, with the keys ordered by reach.
 
     distances (n,) are |v_j - mu| in the row's unit: p_j times them is |a_j| even where the square of a_j underflows.
-    Returns (why it stopped, subset, its error, tau, nodes).
+    names (n,) are what the log calls the keys. Returns (why it stopped, subset, its error, tau, nodes, log).
     """
     error = error_of(a, w, start, np.empty(a.shape[1]))
     reach = (w * distances + max(error, target) * w) * INFLATION + ABSOLUTE
     order = np.argsort(-reach, kind="mergesort")
     place = np.empty_like(order)
     place[order] = np.arange(order.shape[0])
-    stop, subset, error, tau, nodes = branch_and_bound(
-        a[order], w[order], reach[order], place[start], error, target, gap, floor, least_mass, node_limit, deadline
+    stop, subset, error, tau, nodes, marks, reals = branch_and_bound(
+        a[order],
+        w[order],
+        reach[order],
+        place[start],
+        error,
+        target,
+        gap,
+        floor,
+        least_mass,
+        node_limit,
+        deadline,
+        names[order],
+        logged,
     )
-    return stop, order[subset], error, tau, nodes
+    return stop, order[subset], error, tau, nodes, marks, reals
 
 
 @nb.njit(
@@ -1251,7 +1314,7 @@ def search_candidates(steps, weights, distances, unit, keys, s, gap, floor, node
     a, w = steps[keys], weights[keys]
     heaviest = np.argsort(-w, kind="mergesort")[:s]
     start, _, _ = balance(a, w, heaviest, 0.0)
-    stop, subset, error, tau, nodes = search(
-        a, w, distances[keys] / unit, start, 0.0, gap, floor, 0.0, node_limit, np.inf
+    stop, subset, error, tau, nodes, _, _ = search(
+        a, w, distances[keys] / unit, start, 0.0, gap, floor, 0.0, node_limit, np.inf, keys, False
     )
     return stop, keys[np.sort(subset)], error, tau, nodes
