@@ -1,5 +1,7 @@
 """The balancing selector: swaps from the top-mass set until none lowers the forced error (P1, section 2)."""
 
+import math
+
 import numpy as np
 import numpy.typing as npt
 
@@ -29,7 +31,7 @@ def balancing_with_swaps(row: Instance, s: int, pool: str | npt.ArrayLike = "can
     start = np.searchsorted(keys, top)
     if (start == keys.size).any() or (keys[start] != top).any():
         raise ValueError("the pool of the balancing selector lacks a key of the top-mass set: expected all of them")
-    subset, _, swaps = kernels.balance(row.steps[keys], row.weights[keys], start, 0.0)
+    subset, _, swaps = kernels.balance(row.steps[keys], row.weights[keys], start, 0.0, math.inf)
     return keys[subset], swaps
 
 

@@ -228,16 +228,21 @@ def _start(problem: _Problem, rho: float) -> Indices:
     """Swaps from the heaviest keys among the WINDOW heaviest, keeping the floor; places in keys, (s,)."""
     heaviest = np.argsort(-problem.weights, kind="stable")
     if heaviest.size <= WINDOW:
-        subset, _, _ = kernels.balance(problem.steps, problem.weights, heaviest[: problem.s], _least_mass(problem, rho))
-        return np.asarray(subset)
-    near = np.sort(heaviest[:WINDOW])
-    start = np.searchsorted(near, np.sort(heaviest[: problem.s]))
-    subset, _, _ = kernels.balance(problem.steps[near], problem.weights[near], start, _least_mass(problem, rho))
+        near, start = np.arange(heaviest.size), heaviest[: problem.s]
+    else:
+        near = np.sort(heaviest[:WINDOW])
+        start = np.searchsorted(near, np.sort(heaviest[: problem.s]))
+    subset, _, _ = kernels.balance(
+        problem.steps[near], problem.weights[near], start, _least_mass(problem, rho), problem.deadline
+    )
     return np.asarray(near[subset])
 
 
 def _least(problem: _Problem, rho: float, start: Indices, gap: float, nodes: int, whole_row: bool) -> _Found:
     """The least error at one floor; on a whole row, better starts are looked for after its first nodes."""
+    if time.perf_counter() > problem.deadline:  # a run that could do nothing still takes its time to set up
+        none, nothing = np.empty(0, dtype=np.int32), np.empty(0)
+        return _Found(kernels.OUT_OF_TIME, start, _error(problem, start), 0.0, 0, none, nothing)
     first = min(nodes, FIRST_NODES) if whole_row else nodes
     found = _run(problem, rho, start, 0.0, gap, first)
     if found.stop != kernels.OUT_OF_NODES or first == nodes:
@@ -252,11 +257,18 @@ def _better_start(problem: _Problem, rho: float, subset: Indices) -> Indices:
     near = np.union1d(np.argsort(-reach, kind="stable")[:KICKED_KEYS], subset)
     least_mass = _least_mass(problem, rho)
     moved, _ = kernels.kicked(
-        problem.steps[near], problem.weights[near], np.searchsorted(near, np.sort(subset)), least_mass, KICKS
+        problem.steps[near],
+        problem.weights[near],
+        np.searchsorted(near, np.sort(subset)),
+        least_mass,
+        KICKS,
+        problem.deadline,
     )
     found = [subset, np.asarray(near[moved])]
     if rho == 0:
-        little, _ = kernels.search_windows(problem.steps, problem.weights, problem.s, WINDOW, WINDOW_TRIES)
+        little, _ = kernels.search_windows(
+            problem.steps, problem.weights, problem.s, WINDOW, WINDOW_TRIES, problem.deadline
+        )
         found.append(np.asarray(little))
     return min(found, key=lambda keys: _error(problem, keys))
 
@@ -269,6 +281,8 @@ def _bracket(problem: _Problem, rho: float, found: _Found) -> tuple[Floor, _Foun
     spent, best = 0, found
     for share in BRACKET:
         left = problem.time_end - time.perf_counter()
+        if left <= 0:
+            break
         tried = _run(
             problem,
             rho,

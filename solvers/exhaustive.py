@@ -40,6 +40,10 @@ def exhaustive(
 def searchable(row: Instance, s: int, candidates: npt.ArrayLike) -> npt.NDArray[np.int64]:
     """The candidates that a search may keep: sorted, of positive weight; raises ValueError if fewer than s."""
     row.check_budget(s)
+    if isinstance(candidates, np.ndarray) and candidates.dtype == np.int64 and candidates.ndim == 1:
+        given = np.ascontiguousarray(candidates)
+        if given.size >= s and kernels.ascending_positive(row.weights, given):
+            return given  # as candidate_set() makes them: nothing to sort or to leave out
     keys = row.subset(candidates)
     keys = keys[row.weights[keys] > 0]
     if keys.size < s:

@@ -39,8 +39,7 @@ BRANCH, FIX, PRUNE, MASS, LEAF = range(5)
 
 # Why branch and bound stopped.
 DONE, OUT_OF_NODES, OUT_OF_TIME, FOUND_ONE = 0, 1, 2, 3
-CLOCK_NODES = 32  # nodes between two looks at the clock: a millisecond or so
-CLOCK_PAIRS = 1 << 16  # pairs between two looks inside a leaf
+CLOCK_WORK = 1 << 20  # multiplications between two looks at the clock: a millisecond or so
 SHORTFALL = 1e-6  # a relaxed point that keeps less than the floor by more than this share lets the floor in
 LARGEST_NU = 1e3  # times tau: a larger multiplier of the floor only costs digits
 
@@ -66,6 +65,14 @@ def squared_sum(x, y):
         t = x[i] + y[i]
         total += t * t
     return total
+
+
+@nb.njit(cache=True, error_model="numpy")
+def now():
+    """The clock of time.perf_counter, in seconds."""
+    with nb.objmode(seconds="f8"):
+        seconds = time.perf_counter()
+    return seconds
 
 
 @nb.njit(cache=True, error_model="numpy")
@@ -139,17 +146,27 @@ def candidates(w, single_key_errors, top, wanted):
     return np.sort(np.concatenate((top, chosen)))
 
 
+@nb.njit(nb.boolean(VECTOR, KEYS), cache=True, error_model="numpy")
+def ascending_positive(w, keys):
+    """Whether the keys are ascending, distinct, in range and of positive weight."""
+    for k in range(keys.shape[0]):
+        j = keys[k]
+        if j < 0 or j >= w.shape[0] or not w[j] > 0.0 or (k > 0 and j <= keys[k - 1]):
+            return False
+    return True
+
+
 # ----------------------------------------------------------------------------------------------------------------
 # Balancing selector
 
 
-@nb.njit(nb.types.Tuple((FOUND, REAL, COUNT))(MATRIX, VECTOR, KEYS, REAL), cache=True, error_model="numpy")
-def balance(a, w, start, least_mass):
+@nb.njit(nb.types.Tuple((FOUND, REAL, COUNT))(MATRIX, VECTOR, KEYS, REAL, REAL), cache=True, error_model="numpy")
+def balance(a, w, start, least_mass, deadline):
     """From `start`, the swap (drop i, add j) that lowers e_s most, until none lowers it (P1, section 2).
 
     Swaps that would keep less than least_mass are passed over (0: none is). Ties go to the smallest (i, j). Every e_s
-    is summed from the steps, so no swap is accepted on cancellation noise. Returns the subset, its error and the
-    number of swaps.
+    is summed from the steps, so no swap is accepted on cancellation noise. The clock (`deadline`, of time.perf_counter;
+    infinite: none) is looked at before each swap. Returns the subset, its error and the number of swaps.
     """
     n, d = a.shape
     s = start.shape[0]
@@ -160,14 +177,14 @@ def balance(a, w, start, least_mass):
     after, mass_after = np.zeros((s + 1, d)), np.zeros(s + 1)  # sums over subset[k:]
     before = np.empty(d)
     swaps = 0
-    now = error_of(a, w, subset, mean)
-    while True:
+    error = error_of(a, w, subset, mean)
+    while deadline == np.inf or now() <= deadline:
         for k in range(s - 1, -1, -1):
             after[k] = after[k + 1] + a[subset[k]]
             mass_after[k] = mass_after[k + 1] + w[subset[k]]
         before[:] = 0.0
         mass_before = 0.0
-        best, out, into = now * IMPROVED, -1, -1
+        best, out, into = error * IMPROVED, -1, -1
         for k in range(s):
             # Sums over the others, not a difference: a heavy key that leaves would take the digits of the light ones.
             for t in range(d):
@@ -178,23 +195,24 @@ def balance(a, w, start, least_mass):
                     bound = best * (mass + w[j])
                     square = squared_sum(rest, a[j])
                     if square < bound * bound:
-                        error = math.sqrt(square) / (mass + w[j])
-                        if error < best:
-                            best, out, into = error, k, j
+                        offered = math.sqrt(square) / (mass + w[j])
+                        if offered < best:
+                            best, out, into = offered, k, j
             before += a[subset[k]]
             mass_before += w[subset[k]]
         if out < 0:
-            return subset, now, swaps
+            break
         trial = subset.copy()
         trial[out] = into
         trial = np.sort(trial)
-        error = error_of(a, w, trial, mean)
-        if not error < now * IMPROVED:  # the errors strictly fall, so this ends
-            return subset, now, swaps
+        after_swap = error_of(a, w, trial, mean)
+        if not after_swap < error * IMPROVED:  # the errors strictly fall, so this ends
+            break
         inside[subset[out]] = False
         inside[into] = True
-        subset, now = trial, error
+        subset, error = trial, after_swap
         swaps += 1
+    return subset, error, swaps
 
 
 # ----------------------------------------------------------------------------------------------------------------
@@ -706,8 +724,8 @@ def improve_support(c, w, start, rounds):
 # Better subsets to start from
 
 
-@nb.njit(nb.types.Tuple((FOUND, REAL))(MATRIX, VECTOR, KEYS, REAL, COUNT), cache=True, error_model="numpy")
-def kicked(a, w, start, least_mass, kicks):
+@nb.njit(nb.types.Tuple((FOUND, REAL))(MATRIX, VECTOR, KEYS, REAL, COUNT, REAL), cache=True, error_model="numpy")
+def kicked(a, w, start, least_mass, kicks, deadline):
     """The best subset that swaps find from kicked copies of the best so far (iterated local search).
 
     A kick puts keys drawn at random in the place of 1 to 1 + s / 4 drawn members; what keeps less than least_mass is
@@ -735,14 +753,14 @@ def kicked(a, w, start, least_mass, kicks):
                 trial[place] = key
         if shortfall(w, trial, least_mass) > 0.0:
             continue
-        subset, error, _ = balance(a, w, trial, least_mass)
+        subset, error, _ = balance(a, w, trial, least_mass, deadline)
         if error < best:
             best, best_set = error, subset
     return best_set, best
 
 
-@nb.njit(nb.types.Tuple((FOUND, REAL))(MATRIX, VECTOR, COUNT, COUNT, COUNT), cache=True, error_model="numpy")
-def search_windows(a, w, s, most, tries):
+@nb.njit(nb.types.Tuple((FOUND, REAL))(MATRIX, VECTOR, COUNT, COUNT, COUNT, REAL), cache=True, error_model="numpy")
+def search_windows(a, w, s, most, tries, deadline):
     """The best subset that swaps find among keys of like weight: subsets of little mass whose mean happens to hit mu.
 
     Keys must come by falling weight. Windows of at most `most` keys begin at ranks 0, 1, 2, 4, 8, ...; in each, swaps
@@ -757,7 +775,7 @@ def search_windows(a, w, s, most, tries):
         for stride in range(1, tries + 1):
             if (s - 1) * stride >= last - first:
                 break
-            subset, error, _ = balance(a[first:last], w[first:last], stride * np.arange(s), 0.0)
+            subset, error, _ = balance(a[first:last], w[first:last], stride * np.arange(s), 0.0, deadline)
             if error < best:
                 best, best_set = error, subset + first
         first = max(1, 2 * first)
@@ -766,14 +784,6 @@ def search_windows(a, w, s, most, tries):
 
 # ----------------------------------------------------------------------------------------------------------------------
 # Branch and bound
-
-
-@nb.njit(cache=True, error_model="numpy")
-def now():
-    """The clock of time.perf_counter, in seconds."""
-    with nb.objmode(seconds="f8"):
-        seconds = time.perf_counter()
-    return seconds
 
 
 @nb.njit(cache=True, error_model="numpy")
@@ -914,7 +924,7 @@ def branch_and_bound(a, w, reach, start, error, target, gap, floor, least_mass, 
     for j in range(n):
         stack_free[0, j] = j
     stack_n_free[0] = n
-    top, nodes, pairs = 1, 0, 0
+    top, nodes, work = 1, 0, 0
     while top > 0:
         if best <= floor:
             break
@@ -922,8 +932,11 @@ def branch_and_bound(a, w, reach, start, error, target, gap, floor, least_mass, 
             return FOUND_ONE, best_set, best, tau, nodes, marks[:n_marks], reals[:n_reals]
         if nodes >= node_limit:
             return OUT_OF_NODES, best_set, best, tau, nodes, marks[:n_marks], reals[:n_reals]
-        if deadline < np.inf and nodes % CLOCK_NODES == 0 and now() > deadline:
-            return OUT_OF_TIME, best_set, best, tau, nodes, marks[:n_marks], reals[:n_reals]
+        work += n + d
+        if deadline < np.inf and work > CLOCK_WORK:
+            work = 0
+            if now() > deadline:
+                return OUT_OF_TIME, best_set, best, tau, nodes, marks[:n_marks], reals[:n_reals]
         top -= 1
         nodes += 1
         n_free, n_kept, size = stack_n_free[top], stack_n_kept[top], stack_size[top]
@@ -958,7 +971,8 @@ def branch_and_bound(a, w, reach, start, error, target, gap, floor, least_mass, 
                     best_set[:] = kept
                 break
             if r > 2 and few_subsets(n_free, r, LEAF_SUBSETS):
-                e, _ = best_completion(a, w, kept, n_kept, free, n_free, r, least_mass, best, best_set, mean, z)
+                e, visited = best_completion(a, w, kept, n_kept, free, n_free, r, least_mass, best, best_set, mean, z)
+                work += 2 * visited * d
                 if e < best:
                     best, tau = e, lowered(tau, target, gap, e)
                 break
@@ -983,6 +997,7 @@ def branch_and_bound(a, w, reach, start, error, target, gap, floor, least_mass, 
                 scanned, m = select_least(
                     a, w, reach, heaviest_after, free, n_free, z, tau, 0.0, slack, 2, low, chosen, least
                 )
+                work += scanned * d
                 margin = (n_kept + d + 12) * U * (path + reach[free[0]] + reach[free[1]])
                 need = margin - (dot(z, p) - tau * mass)  # a pair must have low_i + low_j < need
                 if least[0] + least[1] >= need:
@@ -1006,9 +1021,11 @@ def branch_and_bound(a, w, reach, start, error, target, gap, floor, least_mass, 
                     for t2 in range(t1 + 1, m):
                         if low[by_low[t1]] + low[by_low[t2]] >= need:
                             break
-                        pairs += 1
-                        if deadline < np.inf and pairs % CLOCK_PAIRS == 0 and now() > deadline:
-                            return OUT_OF_TIME, best_set, best, tau, nodes, marks[:n_marks], reals[:n_reals]
+                        work += d
+                        if deadline < np.inf and work > CLOCK_WORK:
+                            work = 0
+                            if now() > deadline:
+                                return OUT_OF_TIME, best_set, best, tau, nodes, marks[:n_marks], reals[:n_reals]
                         j = free[by_low[t2]]
                         whole = mass + w[i] + w[j]
                         e = math.sqrt(squared_sum(mean, a[j])) / whole
@@ -1080,6 +1097,11 @@ def branch_and_bound(a, w, reach, start, error, target, gap, floor, least_mass, 
                 scanned, m = select_least(
                     a, w, reach, heaviest_after, free, n_free, z, tau, nu, slack, r, low, chosen, least
                 )
+                work += scanned * d + size * size * (size + d)
+                if deadline < np.inf and work > CLOCK_WORK:
+                    work = 0
+                    if now() > deadline:
+                        return OUT_OF_TIME, best_set, best, tau, nodes, marks[:n_marks], reals[:n_reals]
                 f = dot(z, p) - (tau + nu) * mass + nu * least_mass
                 size_of_sum = path + nu * (mass + least_mass)
                 for i in range(r):
@@ -1313,7 +1335,7 @@ def search_candidates(steps, weights, distances, unit, keys, s, gap, floor, node
     """
     a, w = steps[keys], weights[keys]
     heaviest = np.argsort(-w, kind="mergesort")[:s]
-    start, _, _ = balance(a, w, heaviest, 0.0)
+    start, _, _ = balance(a, w, heaviest, 0.0, np.inf)
     stop, subset, error, tau, nodes, _, _ = search(
         a, w, distances[keys] / unit, start, 0.0, gap, floor, 0.0, node_limit, np.inf, keys, False
     )
