@@ -15,20 +15,19 @@ KINDS = (
     "tied weights",
     "zero weights",
     "outlier",
+    "near ties",
 )
+SPREADS = (0.0, 1.0, 4.0)
+OFFSETS = (0.0, 3.0)
 SCALES = (1e-12, 1e-6, 1.0, 1e6, 1e12)
 
 
-@st.composite
-def rows(draw: st.DrawFn, most_keys: int = 9, most_dimensions: int = 4) -> tuple[Reals, Reals]:
-    """Weights (n,) that sum to 1 and values (n, d)."""
-    n = draw(st.integers(1, most_keys))
-    d = draw(st.integers(1, most_dimensions))
-    kind = draw(st.sampled_from(KINDS))
-    scale = draw(st.sampled_from(SCALES))
-    random = np.random.default_rng(draw(st.integers(0, 2**32 - 1)))
-    weights = np.exp(draw(st.sampled_from((0.0, 1.0, 4.0))) * random.standard_normal(n))
-    values = random.standard_normal((n, d)) + draw(st.sampled_from((0.0, 3.0)))
+def row_of(
+    kind: str, n: int, d: int, spread: float, offset: float, scale: float, random: np.random.Generator
+) -> tuple[Reals, Reals]:
+    """Weights (n,) that sum to 1 and values (n, d) of one of KINDS."""
+    weights = np.exp(spread * random.standard_normal(n))
+    values = random.standard_normal((n, d)) + offset
     if kind == "integers":
         weights, values = random.integers(1, 4, n).astype(float), random.integers(-2, 3, (n, d)).astype(float)
     elif kind == "equal values":
@@ -44,4 +43,20 @@ def rows(draw: st.DrawFn, most_keys: int = 9, most_dimensions: int = 4) -> tuple
         weights[random.integers(n)] = 1.0
     elif kind == "outlier":
         values[random.integers(n)] *= 1e6
+    elif kind == "near ties":
+        values = values[random.integers(0, min(n, 2), n)] + 1e-12 * random.standard_normal((n, d))
     return weights / weights.sum(), values * scale
+
+
+@st.composite
+def rows(draw: st.DrawFn, most_keys: int = 9, most_dimensions: int = 4) -> tuple[Reals, Reals]:
+    """Weights (n,) that sum to 1 and values (n, d)."""
+    return row_of(
+        kind=draw(st.sampled_from(KINDS)),
+        n=draw(st.integers(1, most_keys)),
+        d=draw(st.integers(1, most_dimensions)),
+        spread=draw(st.sampled_from(SPREADS)),
+        offset=draw(st.sampled_from(OFFSETS)),
+        scale=draw(st.sampled_from(SCALES)),
+        random=np.random.default_rng(draw(st.integers(0, 2**32 - 1))),
+    )
