@@ -4,6 +4,7 @@ import math
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
 
 import numpy as np
 import numpy.typing as npt
@@ -55,7 +56,7 @@ def certify(
     if not 0 <= gap < 1:
         raise ValueError(f"gap = {gap}: expected 0 <= gap < 1")
     gap = max(gap, PROOF_GAP)
-    if not all(0 <= later < rho <= 1 for rho, later in zip(cascade, [*cascade[1:], 0], strict=True)):
+    if not all(0 < rho <= 1 for rho in cascade) or any(below >= above for above, below in pairwise(cascade)):
         raise ValueError(f"cascade = {tuple(cascade)}: expected floors that fall, from at most 1 to above 0")
     if candidates is not None and mass_floor == 0 and node_limit is None and time_limit is None and not proof:
         return _certify_candidates(row, s, gap, candidates)

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from solvers import Instance, certify
+from solvers.replay import check_certificate, replay
 from tests import oracle, strategies
 
 SLACK = 1 - 1e-12  # of the comparison p(A) >= rho p(top-mass)
@@ -30,9 +31,11 @@ def check(weights: np.ndarray, values: np.ndarray, s: int, rho: float) -> None:
     assert masses[tuple(found.subset)] >= least * (1 - DOUBT)
     assert root_at_most(oracle.Fraction(found.error) - slack, surely * (1 + oracle.Fraction(3, 10**9)))
     assert perhaps <= (oracle.Fraction(found.error) + slack) ** 2
+    check_certificate(row, found)
     for floor in found.floors:
-        assert floor.lower <= floor.error
         assert (floor.proof is not None) == (floor.lower > 0)
+        if floor.proof is not None:
+            replay(row.weights, row.values, floor.proof)
     assert found.status == "optimal"
 
 

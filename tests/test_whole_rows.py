@@ -80,6 +80,8 @@ def test_the_cascade_is_part_of_the_answer() -> None:
     assert errors == sorted(errors, reverse=True)  # the optimum does not rise when the floor falls
     assert found.error == found.floors[-1].error
     assert [f.rho for f in certify(row, 6, mass_floor=0.3).floors] == [0.5, 0.3]
+    assert [f.rho for f in certify(row, 6, cascade=(0.9, 0.7), mass_floor=0.5).floors] == [0.9, 0.7, 0.5]
+    assert [f.rho for f in certify(row, 6, cascade=()).floors] == [0.0]
     assert [f.rho for f in certify(row, 6, candidates=candidate_set(row, 6)).floors] == [0.0]
 
 
@@ -200,6 +202,8 @@ def test_long_rows_and_wide_values(n: int, d: int) -> None:
         (lambda row: certify(row, 4, mass_floor=1.5), "mass_floor = 1.5"),
         (lambda row: certify(row, 4, mass_floor=math.nan), "mass_floor = nan"),
         (lambda row: certify(row, 4, time_limit=0.0), "time_limit = 0.0"),
+        (lambda row: certify(row, 4, cascade=(0.1, 0.5)), "expected floors that fall"),
+        (lambda row: certify(row, 4, cascade=(0.5, 0.0)), "expected floors that fall"),
         (lambda row: certify(row, 2, mass_floor=0.5, candidates=np.argsort(row.weights)[:5]), "candidates keep 0.5"),
         (lambda row: decide(row, 4, 0.0), "threshold = 0.0"),
         (lambda row: decide(row, 4, math.inf), "threshold = inf"),
