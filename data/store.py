@@ -4,6 +4,7 @@ import hashlib
 import io
 import json
 import os
+import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -86,7 +87,7 @@ class Store:
 
     def proof(self, model: str, s: int, row_id: str, mass_floor: float) -> Path:
         """The proof log of one row at one budget and mass floor."""
-        name = f"{row_id.replace(':', '-')}-floor-{mass_floor:g}.parquet"
+        name = f"{re.sub('[^A-Za-z0-9._-]', '-', row_id)}-floor-{mass_floor:g}.parquet"
         return self.root / "proofs" / model / f"s-{s:03d}" / name
 
     def fit(self, name: str) -> Path:

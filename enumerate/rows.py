@@ -2,7 +2,7 @@
 
 import re
 import zipfile
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -43,10 +43,17 @@ class RowToGrade:
     keys_id: tuple[int, int, int]
 
 
-def captured_rows(store: Store, model: str, doc_id: int, layer: int) -> Iterator[RowToGrade]:
-    """The rows of one layer of one document; raises BadInput if the kv file is not the one captured with them."""
+def captured_rows(
+    store: Store, model: str, doc_id: int, layer: int, row_ids: Collection[str] | None = None
+) -> Iterator[RowToGrade]:
+    """The rows of one layer of one document, or those of them that are named.
+
+    Raises BadInput if the kv file is not the one captured with them.
+    """
     path = store.rows(model, doc_id)
     records = read(ROWS, path).filter(pl.col("layer") == layer)
+    if row_ids is not None:
+        records = records.filter(pl.col("row_id").is_in(list(row_ids)))
     kv_path = store.kv(model, doc_id, layer)
     written = footer(ROWS, path)["notes"]
     expected = written.get("kv", {}).get(str(layer)) if isinstance(written, dict) else None

@@ -5,6 +5,10 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import TypeVar
 
+import numpy as np
+import polars as pl
+
+from data.schema import SUBSETS, Table
 from enumerate.rows import RowToGrade
 from solvers import balancing, candidate_set, certify, exhaustive, frank_wolfe, free_error, least_free_error, top_mass
 from solvers import leverage as leverage_subset
@@ -102,3 +106,34 @@ def _timed(call: Callable[[], T]) -> tuple[T, float]:
     began = time.perf_counter()
     result = call()
     return result, time.perf_counter() - began
+
+
+def subsets_frame(graded: list[tuple[RowToGrade, Graded]], s: int) -> pl.DataFrame:
+    """The records as rows of the table subsets, with true positions for row-local indices."""
+    ones = [one for _, one in graded]
+    positions = [(one.subset + row.first_key).astype(np.uint32) for row, one in graded]
+    return pl.DataFrame(
+        {
+            "row_id": [row.row_id for row, _ in graded],
+            "s": pl.Series([s] * len(ones), dtype=pl.Int32),
+            "rule": [one.rule for one in ones],
+            "search": [one.search for one in ones],
+            "mass_floor": [one.mass_floor for one in ones],
+            "n_searched": pl.Series([one.searched for one in ones], dtype=pl.Int32),
+            "subset": pl.Series(positions, dtype=pl.List(pl.UInt32)),
+            "error": [one.error for one in ones],
+            "lower": [one.lower for one in ones],
+            "kept_mass": [row.instance.kept_mass(one.subset) for row, one in graded],
+            "free_error": [one.free_error for one in ones],
+            "status": [one.status for one in ones],
+            "stopped_by": [one.stopped_by for one in ones],
+            "nodes": pl.Series([one.nodes for one in ones], dtype=pl.Int64),
+            "seconds": [one.seconds for one in ones],
+        },
+        schema=schema_of(SUBSETS),
+    )
+
+
+def schema_of(table: Table) -> dict[str, pl.DataType]:
+    """The polars schema of a table of ours."""
+    return {name: column.dtype for name, column in table.columns.items()}

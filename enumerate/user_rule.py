@@ -12,7 +12,7 @@ from data import BadInput
 from enumerate.rows import RowToGrade
 from solvers.problem import Indices
 
-RESERVED = ("standard", "facts")  # folders of the store beside which a user's rule gets its own
+RESERVED = ("standard", "facts", "certified")  # folders of the store beside which a user's rule gets its own
 
 
 @dataclass(frozen=True)

@@ -1,31 +1,26 @@
 """The work of the stage: which files are stale, rows spread over processes, results put down document by document."""
 
-import multiprocessing
-import os
-import threading
 import time
-from collections import defaultdict
 from collections.abc import Iterator
-from concurrent.futures import Future, ProcessPoolExecutor, as_completed
-from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
-import numpy as np
 import polars as pl
 
 from data import BadInput, Provenance, Store
-from data.schema import ROW_FACTS, ROWS, SUBSETS, Table
-from data.store import code_digest, footer, is_current, read, sha256, write
-from enumerate.rows import RowToGrade, captured_rows, own_rows
-from enumerate.rules import Graded, grade, grade_user
+from data.schema import ROW_FACTS, SUBSETS
+from data.store import code_digest, is_current, sha256, write
+from enumerate.documents import Document, digest_of_rows, lengths, parts_of, rows_of
+from enumerate.pool import spread
+from enumerate.rows import RowToGrade
+from enumerate.rules import Graded, grade, grade_user, schema_of, subsets_frame
 from enumerate.user_rule import UserRule, apply, load
 from solvers import leverage_scores, top_mass
 from solvers.problem import Reals
 
 STANDARD = "standard"
 COMMAND = "enumerate"
-OWN_ROWS_AT_A_TIME = 64  # rows of a user's file that one worker takes
 
 
 @dataclass(frozen=True)
@@ -36,15 +31,6 @@ class Settings:
     search: str
     rule: UserRule | None = None
     drop_short: bool = False
-
-
-@dataclass(frozen=True)
-class Document:
-    """One document's rows: captured (source None) or from a user's file."""
-
-    model: str
-    doc_id: int
-    source: Path | None = None
 
 
 @dataclass(frozen=True)
@@ -64,64 +50,19 @@ def parse_budgets(text: str) -> tuple[int, ...]:
     return tuple(sorted({int(part) for part in parts}))
 
 
-def cores() -> int:
-    """Cores that this process may use."""
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
-
-
-def documents_of(store: Store, model: str | None) -> list[Document]:
-    """Captured documents, or those of the models whose name or family is `model`; raises BadInput if there are none."""
-    found = []
-    for path in store.row_files():
-        name, doc_id = path.parent.name, int(path.stem.split("-")[1])
-        if model is None or model in (name, _family(path)):
-            found.append(Document(name, doc_id))
-    if not found:
-        have = ", ".join(store.models()) or "none"
-        raise BadInput(f"no captured rows{f' of {model}' if model else ''}: expected a captured model (have: {have})")
-    return found
-
-
-def documents_in(store: Store, path: Path) -> list[Document]:
-    """The documents of a user's file, which goes by its name; raises BadInput if that is a captured model's."""
-    rows = own_rows(path)
-    name = rows[0].model
-    if name in store.models():
-        raise BadInput(f"ROWS={path}: {name} is the name of a captured model; expected a file of another name")
-    return [Document(name, doc_id, path) for doc_id in sorted({row.doc_id for row in rows})]
-
-
-def forget_others(store: Store, documents: list[Document]) -> int:
-    """Remove what was graded on an earlier state of a user's file, at any budget; how many files."""
-    made_from = {document.doc_id: sha256(document.source) for document in documents if document.source is not None}
-    removed = 0
-    for path in sorted((store.root / "subsets" / documents[0].model).glob("s-*/*/doc-*.parquet")):
-        table = ROW_FACTS if path.parent.name == "facts" else SUBSETS
-        try:
-            inputs = footer(table, path)["inputs"]
-        except BadInput:
-            inputs = {}
-        if not isinstance(inputs, dict) or inputs.get("rows") != made_from.get(int(path.stem.split("-")[1]), ""):
-            path.unlink()
-            removed += 1
-    return removed
-
-
 def check_budgets(store: Store, documents: list[Document], settings: Settings) -> dict[int, int]:
     """Per budget, how many rows are too short for it.
 
     Raises BadInput that names the shortest row unless short rows are to be left out and some are long enough.
     """
-    lengths = [pair for document in documents for pair in _lengths(store, document)]
-    shortest, fewest = min(lengths, key=lambda pair: pair[1])
-    short = {s: sum(n_keys < s for _, n_keys in lengths) for s in settings.budgets}
+    every = [pair for document in documents for pair in lengths(store, document)]
+    shortest, fewest = min(every, key=lambda pair: pair[1])
+    short = {s: sum(n_keys < s for _, n_keys in every) for s in settings.budgets}
     for s, count in short.items():
-        if count == len(lengths) or (count and not settings.drop_short):
-            hint = "" if count == len(lengths) else ", or --drop-short to leave such rows out"
+        if count == len(every) or (count and not settings.drop_short):
+            hint = "" if count == len(every) else ", or --drop-short to leave such rows out"
             raise BadInput(
-                f"S={s}: {count} of {len(lengths)} rows have fewer keys of positive weight, {shortest} only {fewest}:"
+                f"S={s}: {count} of {len(every)} rows have fewer keys of positive weight, {shortest} only {fewest}:"
                 f" expected S <= {fewest}{hint}"
             )
     return short
@@ -140,52 +81,21 @@ def run(store: Store, documents: list[Document], settings: Settings, workers: in
         )
         for document in documents
     }
-    pieces = {document: _pieces(store, document, budgets) for document, budgets in stale.items() if budgets}
+    pieces = {
+        document: [Piece(document, part, budgets) for part in parts_of(store, document)]
+        for document, budgets in stale.items()
+        if budgets
+    }
     for document in documents:
         if document not in pieces:
             yield document, 0
-    if not pieces:
-        return
-    # A spawned worker must not inherit threads: its BLAS uses one, since the workers fill the cores.
-    for variable in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "POLARS_MAX_THREADS"):
-        os.environ.setdefault(variable, "1")
-    done: dict[Document, dict[int, list[Grades]]] = defaultdict(dict)
-    pool = ProcessPoolExecutor(
-        workers, mp_context=multiprocessing.get_context("spawn"), initializer=_end_with, initargs=(os.getpid(),)
-    )
-    try:
-        futures: dict[Future[list[Grades]], Piece] = {
-            pool.submit(work, store, piece, settings): piece for parts in pieces.values() for piece in parts
-        }
-        for future in as_completed(futures):
-            piece = futures.pop(future)
-            document = piece.document
-            done[document][piece.part] = future.result()
-            if len(done[document]) == len(pieces[document]):
-                parts = done.pop(document)
-                graded = 0
-                for k, s in enumerate(stale[document]):
-                    grades = [parts[part][k] for part in sorted(parts)]
-                    _put(store, document, settings, s, inputs[document], code, grades)
-                    graded += sum(each.rows for each in grades)
-                yield document, graded
-    except BrokenProcessPool as error:
-        raise BadInput(
-            "a worker process died (out of memory, or killed): finished documents are kept; run the command again"
-        ) from error
-    finally:
-        pool.shutdown(wait=True, cancel_futures=True)
-
-
-def _end_with(parent: int) -> None:
-    """In a worker: end when the parent is gone, as it cannot say so itself when it is killed."""
-
-    def watch() -> None:
-        while os.getppid() == parent:
-            time.sleep(1)
-        os._exit(1)
-
-    threading.Thread(target=watch, daemon=True).start()
+    for document, parts in spread(pieces, partial(work, store, settings=settings), workers):
+        graded = 0
+        for k, s in enumerate(stale[document]):
+            grades = [part[k] for part in parts]
+            _put(store, document, settings, s, inputs[document], code, grades)
+            graded += sum(each.rows for each in grades)
+        yield document, graded
 
 
 @dataclass(frozen=True, eq=False)
@@ -205,7 +115,7 @@ def work(store: Store, piece: Piece, settings: Settings) -> list[Grades]:
     facts: dict[int, list[dict[str, object]]] = {s: [] for s in piece.budgets}
     rows = dict.fromkeys(piece.budgets, 0)
     leverages: dict[tuple[int, int, int], Reals] = {}
-    for row in _rows(store, piece):
+    for row in rows_of(store, piece.document, piece.part):
         if row.keys is not None and rule is None and row.keys_id not in leverages:
             leverages[row.keys_id] = leverage_scores(row.keys)
         for s in piece.budgets:
@@ -223,8 +133,8 @@ def work(store: Store, piece: Piece, settings: Settings) -> list[Grades]:
     return [
         Grades(
             rows[s],
-            _subsets_frame(graded[s], s),
-            pl.DataFrame(facts[s], schema=_schema_of(ROW_FACTS)) if rule is None else None,
+            subsets_frame(graded[s], s),
+            pl.DataFrame(facts[s], schema=schema_of(ROW_FACTS)) if rule is None else None,
         )
         for s in piece.budgets
     ]
@@ -251,38 +161,8 @@ def facts_of(row: RowToGrade, s: int) -> dict[str, object]:
     }
 
 
-def _rows(store: Store, piece: Piece) -> Iterator[RowToGrade]:
-    document = piece.document
-    if document.source is None:
-        yield from captured_rows(store, document.model, document.doc_id, piece.part)
-        return
-    mine = [row for row in own_rows(document.source) if row.doc_id == document.doc_id]
-    yield from mine[piece.part * OWN_ROWS_AT_A_TIME : (piece.part + 1) * OWN_ROWS_AT_A_TIME]
-
-
-def _pieces(store: Store, document: Document, budgets: tuple[int, ...]) -> list[Piece]:
-    if document.source is None:
-        layers = read(ROWS, store.rows(document.model, document.doc_id), ["layer"])["layer"].unique().sort()
-        return [Piece(document, int(layer), budgets) for layer in layers]
-    count = sum(row.doc_id == document.doc_id for row in own_rows(document.source))
-    return [Piece(document, part, budgets) for part in range(-(-count // OWN_ROWS_AT_A_TIME))]
-
-
-def _lengths(store: Store, document: Document) -> list[tuple[str, int]]:
-    if document.source is None:
-        frame = read(ROWS, store.rows(document.model, document.doc_id), ["row_id", "n_keys"])
-        return list(frame.iter_rows())
-    rows = own_rows(document.source)
-    return [(row.row_id, row.instance.n_positive) for row in rows if row.doc_id == document.doc_id]
-
-
-def _family(path: Path) -> str:
-    return str(read(ROWS, path, ["family"])["family"][0])
-
-
 def _inputs(store: Store, document: Document, settings: Settings) -> dict[str, str]:
-    source = store.rows(document.model, document.doc_id) if document.source is None else document.source
-    found = {"rows": sha256(source)}  # its footer names the sha256 of every kv file, which each reader checks
+    found = {"rows": digest_of_rows(store, document)}
     if settings.rule is not None:
         found["rule"] = sha256(settings.rule.path)
     return found
@@ -322,32 +202,3 @@ def _put(
         write(ROW_FACTS, pl.concat(facts), store.facts(document.model, s, document.doc_id), provenance)
     subsets = pl.concat([each.subsets for each in grades])
     write(SUBSETS, subsets, _subsets_path(store, document, settings, s), provenance)
-
-
-def _subsets_frame(graded: list[tuple[RowToGrade, Graded]], s: int) -> pl.DataFrame:
-    ones = [one for _, one in graded]
-    positions = [(one.subset + row.first_key).astype(np.uint32) for row, one in graded]
-    return pl.DataFrame(
-        {
-            "row_id": [row.row_id for row, _ in graded],
-            "s": pl.Series([s] * len(ones), dtype=pl.Int32),
-            "rule": [one.rule for one in ones],
-            "search": [one.search for one in ones],
-            "mass_floor": [one.mass_floor for one in ones],
-            "n_searched": pl.Series([one.searched for one in ones], dtype=pl.Int32),
-            "subset": pl.Series(positions, dtype=pl.List(pl.UInt32)),
-            "error": [one.error for one in ones],
-            "lower": [one.lower for one in ones],
-            "kept_mass": [row.instance.kept_mass(one.subset) for row, one in graded],
-            "free_error": [one.free_error for one in ones],
-            "status": [one.status for one in ones],
-            "stopped_by": [one.stopped_by for one in ones],
-            "nodes": pl.Series([one.nodes for one in ones], dtype=pl.Int64),
-            "seconds": [one.seconds for one in ones],
-        },
-        schema=_schema_of(SUBSETS),
-    )
-
-
-def _schema_of(table: Table) -> dict[str, pl.DataType]:
-    return {name: column.dtype for name, column in table.columns.items()}

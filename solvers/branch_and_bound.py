@@ -26,6 +26,12 @@ WINDOW, WINDOW_TRIES = 1024, 3  # keys of like weight among which subsets of lit
 SEARCH_SHARE = 0.75  # of a time limit for the search; the rest is for a lower bound where no proof ended
 MOST_DIMENSIONS = 4096  # the relative slack on computed norms covers no more
 NO_LIMIT = 2**62
+STOPPED_BY = {
+    kernels.DONE: "finished",
+    kernels.OUT_OF_NODES: "node_limit",
+    kernels.OUT_OF_TIME: "time_limit",
+    kernels.FOUND_ONE: "finished",
+}
 
 
 def certify(
@@ -71,15 +77,15 @@ def certify(
         share = problem.nodes - spent if last else problem.nodes // 4
         found = _least(problem, rho, best, gap, share, whole_row=candidates is None)
         best, spent = found.subset, spent + found.nodes
-        floors.append(_floor(problem, rho, found))
-    stop = found.stop
-    if stop != kernels.DONE:
-        floors[-1], found, extra = _bracket(problem, mass_floor, found)
-        spent += extra
+        proved = found.stop == kernels.DONE
+        floor = _floor(problem, rho, found)
+        if last and not proved:
+            floor, found, extra = _bracket(problem, mass_floor, found)
+            spent += extra
+        floors.append(replace(floor, nodes=spent, seconds=time.perf_counter() - began))
     for k in range(len(floors) - 2, -1, -1):
         floors[k] = _helped(problem, floors[k], floors[k + 1])
     zero = found.error <= problem.slack
-    proved = stop == kernels.DONE
     status = "bracketed" if not proved else "optimal" if gap == PROOF_GAP or zero else "within_gap"
     return Certificate(
         floors[-1].subset,
@@ -89,8 +95,8 @@ def certify(
         tuple(floors),
         problem.keys.size,
         spent,
-        time.perf_counter() - began,
-        {kernels.DONE: "finished", kernels.OUT_OF_NODES: "node_limit", kernels.OUT_OF_TIME: "time_limit"}[stop],
+        floors[-1].seconds,
+        floors[-1].stopped_by,
         "branch_and_bound",
     )
 
@@ -107,7 +113,7 @@ def _certify_candidates(row: Instance, s: int, gap: float, candidates: npt.Array
     seconds = time.perf_counter() - began
     lower = max(0.0, tau - slack) * row.unit
     status = "optimal" if gap == PROOF_GAP or error <= slack else "within_gap"
-    floors = (Floor(0.0, subset, error * row.unit, lower, proved=True),)
+    floors = (Floor(0.0, subset, error * row.unit, lower, proved=True, nodes=nodes, seconds=seconds),)
     return Certificate(
         subset, error * row.unit, lower, status, floors, keys.size, nodes, seconds, "finished", "branch_and_bound"
     )
@@ -279,10 +285,11 @@ def _bracket(problem: _Problem, rho: float, found: _Found) -> tuple[Floor, _Foun
 
     Deciding at a share may meet a better subset than the search did.
     """
-    spent, best = 0, found
+    spent, best, stop, bound = 0, found, found.stop, found
     for share in BRACKET:
         left = problem.time_end - time.perf_counter()
         if left <= 0:
+            stop = kernels.OUT_OF_TIME
             break
         tried = _run(
             problem,
@@ -295,11 +302,14 @@ def _bracket(problem: _Problem, rho: float, found: _Found) -> tuple[Floor, _Foun
         )
         spent += tried.nodes
         if tried.error < best.error:
-            best = replace(tried, stop=found.stop)
+            best = tried
+        if tried.stop == kernels.OUT_OF_TIME:
+            stop = kernels.OUT_OF_TIME
         if tried.stop == kernels.DONE:
-            bounded = _floor(problem, rho, replace(tried, subset=best.subset, error=best.error))
-            return replace(bounded, proved=False), best, spent
-    return _floor(problem, rho, best), best, spent
+            bound = tried
+            break
+    floor = _floor(problem, rho, replace(bound, subset=best.subset, error=best.error))
+    return replace(floor, proved=False, stopped_by=STOPPED_BY[stop]), best, spent
 
 
 def _run(
@@ -336,7 +346,8 @@ def _floor(problem: _Problem, rho: float, found: _Found) -> Floor:
     proof = None
     if problem.logged and lower > 0:
         proof = Proof(problem.s, rho, np.sort(problem.keys), lower, unit, found.marks, found.reals)
-    return Floor(rho, np.sort(problem.keys[found.subset]), found.error * unit, lower, done, proof)
+    subset = np.sort(problem.keys[found.subset])
+    return Floor(rho, subset, found.error * unit, lower, done, proof, STOPPED_BY[found.stop])
 
 
 def _helped(problem: _Problem, floor: Floor, below: Floor) -> Floor:

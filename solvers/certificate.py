@@ -12,7 +12,8 @@ class Floor:
 
     subset: sorted row-local indices (s,). error: its e_s. lower: no subset that keeps as much has a smaller error.
     proved: whether error is the least within PROOF_GAP, or within the gap that was asked for. proof: the log of the
-    search tree behind `lower`, if one was asked for and lower > 0.
+    search tree behind `lower`, if one was asked for and lower > 0. stopped_by: as of a Certificate. nodes, seconds:
+    spent since the search began, at its highest floor, until this floor was done.
     """
 
     rho: float
@@ -21,6 +22,9 @@ class Floor:
     lower: float
     proved: bool
     proof: Proof | None = None
+    stopped_by: str = "finished"
+    nodes: int = 0
+    seconds: float = 0.0
 
 
 @dataclass(frozen=True, eq=False)

@@ -33,7 +33,7 @@ def exhaustive(
     error *= row.unit
     lower = max(0.0, error - slack)
     subset = keys[chosen]
-    floors = (Floor(0.0, subset, error, lower, proved=True),)
+    floors = (Floor(0.0, subset, error, lower, proved=True, nodes=visited, seconds=seconds),)
     return Certificate(subset, error, lower, "optimal", floors, keys.size, visited, seconds, "finished", "exhaustive")
 
 

@@ -18,6 +18,7 @@ from data.schema import ROW_FACTS, SUBSETS
 from data.store import read, sha256
 from enumerate import work
 from enumerate.__main__ import application
+from enumerate.documents import documents_in, documents_of, forget_others
 from enumerate.rows import captured_rows, own_rows
 from enumerate.rules import RULES
 from enumerate.user_rule import UserRule, apply, load, parse
@@ -32,7 +33,7 @@ FIRST_KEYS = "def first_keys(weights, keys, values, query, s):\n    return list(
 
 
 def run(store: Store, settings: work.Settings = SETTINGS) -> int:
-    return sum(count for _, count in work.run(store, work.documents_of(store, None), settings, 1))
+    return sum(count for _, count in work.run(store, documents_of(store, None), settings, 1))
 
 
 def command(*arguments: str, data: Path) -> subprocess.CompletedProcess[str]:
@@ -125,7 +126,7 @@ def test_a_second_run_finds_everything_current_and_a_stale_document_is_redone(tm
 
 def test_results_do_not_depend_on_the_number_of_workers(graded: Store, tmp_path: Path) -> None:
     store = small_store(tmp_path)
-    list(work.run(store, work.documents_of(store, "toy"), SETTINGS, 2))
+    list(work.run(store, documents_of(store, "toy"), SETTINGS, 2))
     for doc_id in (0, 1):
         frames = [read(SUBSETS, s.subsets("toy", 4, "standard", doc_id)).drop("seconds") for s in (graded, store)]
         assert frames[0].equals(frames[1])
@@ -224,7 +225,7 @@ def test_show_refuses_a_rule_that_is_none(graded: Store, tmp_path: Path, rule: s
 def test_short_rows_can_be_left_out(tmp_path: Path) -> None:
     store = small_store(tmp_path, 1)
     settings = work.Settings((18,), "branch_and_bound", drop_short=True)
-    assert work.check_budgets(store, work.documents_of(store, None), settings) == {18: 8}
+    assert work.check_budgets(store, documents_of(store, None), settings) == {18: 8}
     assert run(store, settings) == 8
     assert read(SUBSETS, store.subsets("toy", 18, "standard", 0))["row_id"].n_unique() == 8
 
@@ -367,8 +368,8 @@ def test_a_users_file_that_changed_leaves_nothing_of_its_earlier_rows(tmp_path: 
     store = Store(tmp_path)
     for arrays in (own(3) | {"doc_id": np.array([0, 1, 2])}, own(2) | {"doc_id": np.array(["b", "a"])}):
         np.savez(path, **arrays)
-        documents = work.documents_in(store, path)
-        work.forget_others(store, documents)
+        documents = documents_in(store, path)
+        forget_others(store, documents)
         for s in (4, 8) if len(documents) == 3 else (8,):
             list(work.run(store, documents, work.Settings((s,), "branch_and_bound"), 1))
     left = sorted(p.name for p in (tmp_path / "subsets" / "mine").rglob("standard/*.parquet"))
@@ -380,7 +381,7 @@ def test_a_users_file_named_like_a_captured_model_is_refused(tmp_path: Path) -> 
     store = small_store(tmp_path, 1)
     np.savez(tmp_path / "toy.npz", **own())
     with pytest.raises(BadInput, match="toy is the name of a captured model"):
-        work.documents_in(store, tmp_path / "toy.npz")
+        documents_in(store, tmp_path / "toy.npz")
 
 
 @pytest.mark.parametrize(("dtype", "off"), [(np.float16, 3e-3), (np.float32, 2e-5)])

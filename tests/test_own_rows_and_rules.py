@@ -11,7 +11,7 @@ import pytest
 
 from analysis.__main__ import application as analysis
 from data.command_line import run
-from enumerate import work
+from enumerate import pool
 from enumerate.__main__ import application as enumeration
 from figures import style
 from figures.__main__ import application as figures
@@ -74,7 +74,7 @@ def test_own_rows_and_two_rules_reach_every_table_and_figure(
     np.savez(tmp_path / "mine.npz", **arrays)
     (tmp_path / "rules.py").write_text(RULES)
     monkeypatch.setattr(style, "save", synthetic_store.quick_save)
-    monkeypatch.setattr(work, "ProcessPoolExecutor", InThisProcess)
+    monkeypatch.setattr(pool, "ProcessPoolExecutor", InThisProcess)
     place = ("--data", str(tmp_path / "data"))
 
     def call(application: object, name: str, *arguments: str) -> str:
