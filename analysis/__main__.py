@@ -12,7 +12,7 @@ from analysis.bootstrap import RESAMPLES
 from analysis.frame import Sample, outdated
 from data import Store, store
 from data.command_line import app, run
-from data.schema import CEILING, PENALTY, PREDICTOR, RULES
+from data.schema import CEILING, CERTIFIED, PENALTY, PREDICTOR, RULES
 
 PLAIN_WIDTH = 130  # characters of a line where there is no terminal to ask
 DATA = Store().root
@@ -39,12 +39,15 @@ def analyse(
         frames = stage.compute(where, seed, resamples, _announce)
         for path in stage.write(where, frames, stale, made):
             _say(f"{path}: written")
-    found = {table.name: store.read(table, where.fit(table.name)) for table in (CEILING, PENALTY, PREDICTOR, RULES)}
+    found = {
+        table.name: store.read(table, where.fit(table.name))
+        for table in (CEILING, PENALTY, PREDICTOR, RULES, CERTIFIED)
+    }
     console = Console(width=None if sys.stdout.isatty() else PLAIN_WIDTH)
     console.print(report.in_short(found, resamples), markup=False)
-    own = report.own_rules(found["rules"])
-    if own is not None:
-        console.print(own, markup=False)
+    for grid in (report.certified_in_short(found["certified"]), report.own_rules(found["rules"])):
+        if grid is not None:
+            console.print(grid, markup=False)
     for line in report.about_intervals(found["ceiling"]):
         console.print(line, soft_wrap=True, highlight=False, markup=False)
 

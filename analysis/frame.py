@@ -14,6 +14,7 @@ from data.schema import ROW_FACTS, SUBSETS, Table
 
 TOP_MASS, OPTIMAL_POOL, BALANCING = "top_mass", "optimal_pool", "balancing"
 REQUIRED = (TOP_MASS, OPTIMAL_POOL)  # without these two no row has a ceiling
+CERTIFIED_FOLDER = "certified"  # whose files hold the searches over whole rows: bounds of some rows, no rule's choices
 
 LABEL_RATIO = 0.9  # label 1: a better subset removes at least 10% of the error (P1, Table 8)
 GAP_RELATIVE = 1e-12  # a row has a gap only if its optimum is below top-mass by more than this share of it
@@ -21,6 +22,9 @@ SAME_RELATIVE = 1e-9  # two errors this close, relatively, are the same subset's
 EXACT = 1e-12  # a ratio this close to 1 is 1: the same keys summed in another order
 
 _CHOICE_COLUMNS = ["row_id", "s", "rule", "error", "kept_mass", "free_error"]
+_SEARCH_COLUMNS = [
+    "row_id", "s", "rule", "mass_floor", "error", "lower", "kept_mass", "status", "stopped_by", "seconds",
+]  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -29,8 +33,10 @@ class Sample:
 
     document: codes 0..D-1 of the rows' documents. rounding: errors up to it are zero. top, optimum: forced
     errors of the top-mass set and of the pool optimum, in units of |v|. choices: one row per row and rule,
-    with columns row (index into the arrays here), rule, error, kept_mass, free_error. multiplicity: (B, D),
-    the resamples of the documents, the same for every statistic so that differences are paired.
+    with columns row (index into the arrays here), rule, error, kept_mass, free_error. searches: one row per
+    certified row and mass floor, with columns row, rule, mass_floor, error, lower, kept_mass, status, stopped_by,
+    seconds; empty where nothing was certified. multiplicity: (B, D), the resamples of the documents, the same
+    for every statistic so that differences are paired.
     """
 
     family: str
@@ -42,6 +48,7 @@ class Sample:
     top: Reals
     optimum: Reals
     choices: pl.DataFrame
+    searches: pl.DataFrame
     multiplicity: Counts
 
     @property
@@ -120,10 +127,13 @@ def samples(where: store.Store, resamples: int, seed: int) -> Iterator[Sample]:
     """
     for folder, (fact_files, subset_files) in files_of(where).items():
         facts = store.read_all(ROW_FACTS, fact_files)
-        choices = store.read_all(SUBSETS, subset_files, _CHOICE_COLUMNS)
+        chosen_files = [path for path in subset_files if path.parent.name != CERTIFIED_FOLDER]
+        choices = store.read_all(SUBSETS, chosen_files, _CHOICE_COLUMNS)
+        searched = [store.read(SUBSETS, path, _SEARCH_COLUMNS) for path in subset_files if path not in chosen_files]
+        searches = pl.concat(searched) if searched else as_table(SUBSETS, []).select(_SEARCH_COLUMNS)
         for key, part in sorted(facts.group_by(["family", "model", "s"])):
             family, model, s = key
-            yield _sample(str(family), str(model), int(str(s)), part, choices, folder, resamples, seed)
+            yield _sample(str(family), str(model), int(str(s)), part, choices, searches, folder, resamples, seed)
 
 
 def files_of(where: store.Store) -> dict[Path, tuple[list[Path], list[Path]]]:
@@ -173,6 +183,7 @@ def _sample(
     s: int,
     facts: pl.DataFrame,
     choices: pl.DataFrame,
+    searches: pl.DataFrame,
     folder: Path,
     resamples: int,
     seed: int,
@@ -185,6 +196,11 @@ def _sample(
     twice = joined.filter(pl.struct("rule", "row").is_duplicated())
     if len(twice):
         raise BadInput(f"{folder}: rule {twice['rule'][0]} has two subsets of row {twice['row_id'][0]}: expected one")
+    searched = searches.filter(pl.col("s") == s).join(numbered, on="row_id", how="inner").sort("row", "mass_floor")
+    again = searched.filter(pl.struct("row", "mass_floor").is_duplicated())
+    if len(again):
+        rho, row_id = again["mass_floor"][0], again["row_id"][0]
+        raise BadInput(f"{folder}: mass floor {rho:g} has two searches of row {row_id}: expected one")
     errors = {}
     for rule in REQUIRED:
         own = joined.filter(pl.col("rule") == rule)
@@ -206,6 +222,7 @@ def _sample(
         top=errors[TOP_MASS],
         optimum=errors[OPTIMAL_POOL],
         choices=joined.drop("s", "row_id"),
+        searches=searched.drop("s", "row_id"),
         multiplicity=draw(len(documents), resamples, seed),
     )
 

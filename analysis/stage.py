@@ -5,6 +5,7 @@ from pathlib import Path
 
 import polars as pl
 
+from analysis import certified
 from analysis.ceiling import ceiling
 from analysis.flat_map import cells, flat_map
 from analysis.frame import Sample, as_table, files_of, samples
@@ -12,9 +13,10 @@ from analysis.penalty import penalty
 from analysis.predictor import predictor, roc
 from analysis.rules import rules
 from data import published, store
-from data.schema import CEILING, MAP, PENALTY, PREDICTOR, ROC, RULES, Table
+from data.schema import CEILING, CERTIFIED, MAP, MASS_FLOORS, PENALTY, PREDICTOR, PROVED, ROC, RULES, Table
 
-FITS = (CEILING, RULES, PENALTY, PREDICTOR, ROC, MAP)
+BY_PARTS = (MAP, PROVED)  # made of parts of every sample
+FITS = (CEILING, RULES, PENALTY, PREDICTOR, ROC, MAP, CERTIFIED, MASS_FLOORS, PROVED)
 PACKAGES = ("analysis", "data")  # whose source the tables depend on
 
 
@@ -44,16 +46,21 @@ def compute(
 
     Raises BadInput as samples() does.
     """
-    records: dict[str, list[dict[str, object]]] = {table.name: [] for table in FITS if table is not MAP}
-    parts = []
+    records: dict[str, list[dict[str, object]]] = {table.name: [] for table in FITS if table not in BY_PARTS}
+    parts, features = [], []
     for sample in samples(where, resamples, seed):
         each(sample)
         records["ceiling"].append(ceiling(sample))
         for table, of in ((RULES, rules), (PENALTY, penalty), (PREDICTOR, predictor), (ROC, roc)):
             records[table.name].extend(of(sample))
         parts.append(cells(sample))
-    made = {table.name: as_table(table, records[table.name]) for table in FITS if table is not MAP}
-    return made | {MAP.name: flat_map(parts)}
+        searched = certified.pairs(sample)
+        if searched is not None:
+            records["certified"].append(certified.certified(searched))
+            records["mass_floors"].extend(certified.mass_floors(searched))
+            features.append(certified.features(searched))
+    made = {table.name: as_table(table, records[table.name]) for table in FITS if table not in BY_PARTS}
+    return made | {MAP.name: flat_map(parts), PROVED.name: certified.proved(features)}
 
 
 def write(

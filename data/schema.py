@@ -172,7 +172,7 @@ PROOF = Table(
     {
         "kind": Column(TEXT, "", "branch, fix, prune, mass or leaf"),
         "key": Column(SMALL, "1", "row-local index of the key that a branch keeps, then drops", nullable=True),
-        "nu": Column(REAL, "1", "multiplier of the mass floor of a fix or prune", nullable=True),
+        "nu": Column(REAL, "|v|", "multiplier of the mass floor of a fix or prune", nullable=True),
         "z": Column(pl.List(pl.Float64), "1", "vector of a fix or prune, |z| <= 1", nullable=True),
         "kept": Column(pl.List(pl.Int32), "1", "row-local indices that a fix keeps", nullable=True),
         "dropped": Column(pl.List(pl.Int32), "1", "row-local indices that a fix drops", nullable=True),
@@ -326,6 +326,121 @@ MAP = Table(
     },
 )
 
+CERTIFIED = Table(
+    "certified",
+    1,
+    "a model at one budget: what the search over every key of the row found and proved, over the certified rows",
+    {
+        **_MODEL,
+        **_BUDGET,
+        **_COUNTS,
+        "n_of": Column(COUNT, "rows", "rows of the model at this budget, certified or not"),
+        "decile_least": Column(
+            COUNT, "rows", "certified rows in that tenth of all rows by dropped mass which has fewest"
+        ),
+        "decile_most": Column(COUNT, "rows", "certified rows in that tenth which has most"),
+        "n_zero_top": Column(
+            COUNT, "rows", "rows whose top-mass error is zero within rounding: nothing to gain, label no"
+        ),
+        "pool_all": Column(REAL, "1", "median closable fraction of the pool optimum over all rows, certified or not"),
+        **_interval("pool", "1", "the same over the certified rows"),
+        **_interval("half", "1", "median closable fraction of the best subset known that keeps half the top mass"),
+        **_interval(
+            "half_cap", "1", "median of what it can at most be: 1 - lower / e_s(top-mass), where proved itself"
+        ),
+        **_interval("full", "1", "median closable fraction of the best subset known, whatever mass it keeps"),
+        **_interval("full_cap", "1", "median of what it can at most be"),
+        "n_below_half": Column(COUNT, "rows", "rows whose best subset known keeps less than half the top mass"),
+        **_interval("below_half", "1", "share of such rows"),
+        "n_below_tenth": Column(COUNT, "rows", "rows whose best subset known keeps less than a tenth of the top mass"),
+        **_interval("below_tenth", "1", "share of such rows"),
+        "n_label_yes": Column(COUNT, "rows", "rows of which a subset with e_s <= 0.9 e_s(top-mass) is known"),
+        "n_label_no": Column(COUNT, "rows", "rows proved to have none"),
+        "n_label_undecided": Column(COUNT, "rows", "rows of which neither is known"),
+        "n_changed": Column(
+            COUNT, "rows", "rows labelled yes, but proved no among subsets that keep half the top mass"
+        ),
+        **_interval("changed", "1", "share of such rows"),
+        "n_change_undecided": Column(
+            COUNT, "rows", "rows whose label the floor may yet change: one of the two is open"
+        ),
+        "n_proved_half": Column(
+            COUNT, "rows", "rows whose optimum among subsets that keep half the top mass is proved"
+        ),
+        **_interval("proved_half", "1", "share of such rows"),
+        "n_tenth": Column(COUNT, "rows", "rows that were searched at the floor of a tenth of the top mass"),
+        "n_proved_tenth": Column(COUNT, "rows", "rows among them whose optimum at this floor is proved"),
+        **_interval("proved_tenth", "1", "share of such rows"),
+        "n_proved": Column(COUNT, "rows", "rows whose optimum over all subsets is proved"),
+        **_interval("proved", "1", "share of such rows"),
+        "n_improved": Column(COUNT, "rows", "rows whose best subset known beats the pool optimum by more than 1%"),
+        **_interval("improved", "1", "share of such rows"),
+        "improvement": Column(REAL, "1", "median of 1 - e_s / ES_pool over the improved rows", nullable=True),
+        "improvement_largest": Column(REAL, "1", "largest 1 - e_s / ES_pool of the improved rows", nullable=True),
+        "seconds": Column(REAL, "s", "median time of a row, all its floors together"),
+        "seconds_largest": Column(REAL, "s", "longest time of a row"),
+        "n_time_limit": Column(COUNT, "rows", "rows of which some search was stopped by the clock: not repeatable"),
+    },
+)
+
+MASS_FLOORS = Table(
+    "mass_floors",
+    1,
+    "a model, a budget and a mass floor rho: what the best subset gains that keeps at least rho of the top mass",
+    {
+        **_MODEL,
+        **_BUDGET,
+        "rho": Column(REAL, "1", "mass floor; 1 is top-mass itself, but for ties, and 0 no floor"),
+        **_COUNTS,
+        **_interval("closable", "1", "median closable fraction of the best subset known at this floor"),
+        **_interval("cap", "1", "median of what it can at most be, where proved itself"),
+        "n_proved": Column(COUNT, "rows", "rows whose optimum at this floor is proved"),
+        **_interval("proved", "1", "share of such rows"),
+        "n_smallest": Column(COUNT, "rows", "rows of which this is the smallest floor that is proved"),
+    },
+)
+
+PROVED = Table(
+    "proved",
+    1,
+    "a model and a bin of rows and budgets by one of their features: how often the optimum is proved at one floor",
+    {
+        **_MODEL,
+        "by": Column(TEXT, "", "the feature: dropped_mass, n_keys, or s; the first two over all budgets together"),
+        "bin_low": Column(REAL, "1", "the feature is at least this"),
+        "bin_high": Column(REAL, "1", "and below this, or equal to it where the bin is the last or a single number"),
+        "mass_floor": Column(REAL, "1", "rho: 0.5, or 0 for no floor"),
+        "n_pairs": Column(COUNT, "pairs", "certified pairs of a row and a budget in the bin"),
+        "n_proved": Column(COUNT, "pairs", "pairs among them whose optimum is proved"),
+        "share": Column(REAL, "1", "share of such pairs"),
+        "share_low": Column(REAL, "1", "lower end of its Wilson 95% interval, which takes pairs for independent"),
+        "share_high": Column(REAL, "1", "upper end of it"),
+    },
+)
+
+HARDNESS = Table(
+    "hardness",
+    1,
+    "an instance that branch and bound has searched: a reduced one, or the heaviest keys of a captured row",
+    {
+        "problem": Column(TEXT, "", "Partition or Exact Cover by 3-Sets, reduced; captured: a model's row"),
+        "draw": Column(SMALL, "1", "number of the random instance, or of the captured row"),
+        "row_id": Column(TEXT, "", "the captured row; null: a reduced instance", nullable=True),
+        "zero": Column(
+            FLAG, "", "whether a subset of error 0 exists, decided in integers; null: captured", nullable=True
+        ),
+        "n": Column(SMALL, "keys", "keys that the subset is drawn from"),
+        "d": Column(SMALL, "1", "coordinates of a value"),
+        **_BUDGET,
+        "subsets": Column(REAL, "subsets", "how many subsets of s keys there are: what enumeration would visit"),
+        "error": Column(REAL, "|v|", "least forced error found"),
+        "lower": Column(REAL, "|v|", "valid lower bound of it"),
+        "proved": Column(FLAG, "", "whether the search ended within its node limit"),
+        "nodes": Column(COUNT, "nodes", "nodes of the search tree"),
+        "seconds": Column(REAL, "s", "time of the search"),
+    },
+)
+
 TABLES = {
     table.name: table
     for table in (
@@ -342,5 +457,9 @@ TABLES = {
         PREDICTOR,
         ROC,
         MAP,
+        HARDNESS,
+        CERTIFIED,
+        MASS_FLOORS,
+        PROVED,
     )
 }

@@ -42,11 +42,13 @@ def report(
 
 
 def _draw(data: Path, out: Path) -> None:
-    drawn = build(Store(data), out / "figures")
+    store = Store(data)
+    drawn = build(store, out / "figures")
     if drawn:
         print(f"{out / 'figures'}: drew {', '.join(drawn)}")
     else:
-        print(f"{out / 'figures'}: all {len(PICTURES)} figures current, nothing to do")
+        total = sum(picture.applies(store) for picture in PICTURES)
+        print(f"{out / 'figures'}: all {total} figures current, nothing to do")
 
 
 if __name__ == "__main__":

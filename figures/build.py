@@ -11,36 +11,50 @@ from matplotlib.figure import Figure
 
 from data import published
 from data.schema import Table
-from data.store import Store, code_digest, sha256, write_bytes, write_text
-from figures import ceiling, flat_map, penalty, roc, rules, style
+from data.store import Store, code_digest, read, sha256, write_bytes, write_text
+from figures import ceiling, certified_ceiling, flat_map, hardness, mass_floor, penalty, proved, roc, rules, style
 
+SUFFIXES = ("png", "pdf", "csv")
 _LEDGER = "made-from.json"  # beside the figures: what each was made from, and the sha256 of its files
 
 
 @dataclass(frozen=True)
 class Picture:
-    """A figure: its file stem, the tables that it is made from, and the two functions that make it."""
+    """A figure: its file stem, the tables that it is made from, and the two functions that make it.
+
+    optional: whether it is left out where one of its tables is missing or empty.
+    """
 
     stem: str
     inputs: tuple[Table, ...]
     table: Callable[[Store], pl.DataFrame]
     draw: Callable[[pl.DataFrame, Figure], None]
+    optional: bool = False
+
+    def applies(self, store: Store) -> bool:
+        """Whether the store has what the figure needs; raises BadInput for a table that is not readable."""
+        needed = [(table, store.fit(table.name)) for table in self.inputs if self.optional]
+        return all(path.is_file() and not read(table, path).is_empty() for table, path in needed)
 
 
 PICTURES = tuple(
-    Picture(stem, module.INPUTS, module.table, module.draw)
-    for stem, module in (
-        ("ceiling", ceiling),
-        ("flat_map", flat_map),
-        ("roc", roc),
-        ("penalty", penalty),
-        ("rules", rules),
+    Picture(stem, module.INPUTS, module.table, module.draw, optional)
+    for stem, module, optional in (
+        ("ceiling", ceiling, False),
+        ("flat_map", flat_map, False),
+        ("roc", roc, False),
+        ("penalty", penalty, False),
+        ("rules", rules, False),
+        ("certified_ceiling", certified_ceiling, True),
+        ("mass_floor", mass_floor, True),
+        ("proved", proved, True),
+        ("hardness", hardness, True),
     )
 )
 
 
 def build(store: Store, folder: Path) -> list[str]:
-    """Draw what is not current into folder and return the stems drawn.
+    """Draw what is not current into folder and return the stems drawn; files of a figure left out are removed.
 
     Raises BadInput for a table that is missing or not readable; figures made before it stay.
 
@@ -51,6 +65,10 @@ def build(store: Store, folder: Path) -> list[str]:
     code = code_digest("data", "analysis", "figures")
     drawn = []
     for picture in PICTURES:
+        if not picture.applies(store):
+            for suffix in SUFFIXES:
+                (folder / f"{picture.stem}.{suffix}").unlink(missing_ok=True)
+            continue
         made_from = {"code": code, "published": sha256(published.PATH)}
         made_from |= {t.name: sha256(store.fit(t.name)) for t in picture.inputs if store.fit(t.name).is_file()}
         if ledger.get(picture.stem) == {"made_from": made_from, "files": _digests(folder, picture.stem)}:
@@ -78,7 +96,7 @@ def to_csv(frame: pl.DataFrame) -> str:
 
 def _digests(folder: Path, stem: str) -> dict[str, str]:
     """sha256 of the figure's files that are there."""
-    paths = (folder / f"{stem}.{suffix}" for suffix in ("png", "pdf", "csv"))
+    paths = (folder / f"{stem}.{suffix}" for suffix in SUFFIXES)
     return {path.name: sha256(path) for path in paths if path.is_file()}
 
 

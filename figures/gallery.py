@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 import polars as pl
 
-from analysis.frame import OPTIMAL_POOL, TOP_MASS, files_of, samples
+from analysis.frame import CERTIFIED_FOLDER, OPTIMAL_POOL, TOP_MASS, files_of, samples
 from analysis.rules import OURS
 from data.schema import ROWS, SUBSETS, TOKENS
 from data.store import Store, read
@@ -87,7 +87,8 @@ def gallery(store: Store, count: int = COUNT) -> list[Entry]:
     """
     if not store.subset_files():
         return []
-    subsets = [path for _, paths in files_of(store).values() for path in paths]
+    files = (path for _, paths in files_of(store).values() for path in paths)
+    subsets = [path for path in files if path.parent.name != CERTIFIED_FOLDER]
     return [_entry(store, subsets, row) for row in largest(store, count).iter_rows(named=True)]
 
 

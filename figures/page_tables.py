@@ -204,6 +204,70 @@ def rules(frame: pl.DataFrame) -> PageTable:
     return by_model(style.in_order(shown.sort("s", rank, "rule", maintain_order=True)), headings, cells)
 
 
+def certified(frame: pl.DataFrame) -> PageTable:
+    """The ceiling from both sides: pool, floor of a half, no floor; and what the floor changes."""
+    headings = [
+        "s", "pool", "floor ½", "at most", "no floor", "at most", "keeps < ½", "keeps < ⅒", "label changed", "rows",
+        "docs",
+    ]  # fmt: skip
+
+    def cells(row: Record) -> list[Cell]:
+        pool, changed = estimate(row, "pool"), estimate(row, "changed", 1, share=True)
+        undecided = f"{count(row['n_changed'])} + {count(row['n_change_undecided'])} rows"
+        return [
+            Cell(str(row["s"])),
+            Cell(pool.main, f"{pool.below} all: {number(row['pool_all'])}".lstrip()),
+            *(estimate(row, name) for name in ("half", "half_cap", "full", "full_cap")),
+            *(estimate(row, name, 1, share=True) for name in ("below_half", "below_tenth")),
+            Cell(changed.main, f"{undecided} {changed.below}".rstrip()),
+            Cell(count(row["n_rows"]), f"of {count(row['n_of'])}"),
+            Cell(count(row["n_documents"])),
+        ]
+
+    return by_model(style.in_order(frame, "s"), headings, cells)
+
+
+def search(frame: pl.DataFrame) -> PageTable:
+    """What was proved at which floor, decided and improved, and how long it took."""
+    headings = [
+        "s", "proved ½", "proved ⅒", "proved", "label yes", "no", "undecided", "improved", "improvement", "seconds",
+        "clock", "e_top = 0", "rows",
+    ]  # fmt: skip
+
+    def cells(row: Record) -> list[Cell]:
+        largest = row["improvement_largest"]
+        return [
+            Cell(str(row["s"])),
+            *(estimate(row, name, 1, share=True) for name in ("proved_half", "proved_tenth", "proved")),
+            *(Cell(count(row[f"n_label_{answer}"])) for answer in ("yes", "no", "undecided")),
+            Cell(count(row["n_improved"]), percent(row["improved"], 1)),
+            Cell(percent(row["improvement"], 1), "" if largest is None else f"to {percent(largest, 1)}"),
+            Cell(number(row["seconds"], 3), f"to {number(row['seconds_largest'], 2)}"),
+            Cell(count(row["n_time_limit"])),
+            Cell(count(row["n_zero_top"])),
+            Cell(count(row["n_rows"])),
+        ]
+
+    return by_model(style.in_order(frame, "s"), headings, cells)
+
+
+def mass_floors(frame: pl.DataFrame) -> PageTable:
+    """What the best subset gains at each mass floor, and how often it is proved."""
+    headings = ["s", "ρ", "gain", "at most", "proved", "smallest", "rows", "docs"]
+
+    def cells(row: Record) -> list[Cell]:
+        return [
+            Cell(str(row["s"])),
+            Cell(f"{row['rho']:g}"),
+            estimate(row, "closable"),
+            estimate(row, "cap"),
+            estimate(row, "proved", 1, share=True),
+            *(Cell(count(row[name])) for name in ("n_smallest", "n_rows", "n_documents")),
+        ]
+
+    return by_model(style.in_order(frame, "s", "rho"), headings, cells)
+
+
 def by_model(frame: pl.DataFrame, headings: list[str], cells: Callable[[Record], list[Cell]]) -> PageTable:
     """A row per record, the model named once beside all its rows, which form a group."""
     rows: list[list[Cell]] = []

@@ -20,7 +20,7 @@ from data.errors import BadInput
 from data.schema import CEILING, MAP, PENALTY, PREDICTOR, ROC, ROW_FACTS, ROWS, RULES, SUBSETS
 from data.store import Store, code_digest, digest_of, footer, sha256, write_text
 from figures import ceiling as ceiling_figure
-from figures import comparison, flat_map, own_rules, page_tables, style
+from figures import certified, comparison, flat_map, own_rules, page_tables, style
 from figures.build import PICTURES
 from figures.fits import fit
 from figures.gallery import Entry, gallery
@@ -28,7 +28,9 @@ from figures.measured import EMBEDDED, QUANTISED, measured, reads_default_text
 from figures.page_tables import NONE, count, number, percent, reach, span, with_interval
 
 TEMPLATE = Path(__file__).with_name("report.html.j2")
-FITS = (CEILING, RULES, PENALTY, PREDICTOR, ROC, MAP)
+FITS = (CEILING, RULES, PENALTY, PREDICTOR, ROC, MAP, *certified.TABLES)
+MAY_BE_EMPTY = (ROC, *certified.TABLES)
+HARDNESS = "hardness"  # the figure that has a section of its own, where it was drawn
 COVERAGE = {3: 0.73, 5: 0.84, 10: 0.89, 20: 0.93}  # documents -> measured coverage for normal data, B = 1000
 CSS_DOTS = 96  # CSS pixels an inch: a figure is shown at its printed size, or larger
 _LARGER = 1.25  # how much larger than in print: a screen is read from further away
@@ -71,6 +73,11 @@ CAPTIONS = {
         " published values of another model, for reference. The map, the ROC curves and the penalty are about the"
         " optimum: no rule, ours or yours, has a place in them.",
     ),
+    HARDNESS: (
+        "Why it is hard",
+        "Nodes of branch and bound on instances that encode NP-hard problems, against those on captured rows.",
+    ),
+    **certified.CAPTIONS,
 }
 NOTES = {
     "ceiling": (
@@ -129,6 +136,15 @@ class Shown:
     caption: str
 
 
+@dataclass(frozen=True)
+class Certified:
+    """The section on the search over whole rows: lines of text, figures, ours beside published."""
+
+    about: list[str]
+    figures: list[Shown]
+    table: page_tables.PageTable
+
+
 def write_report(store: Store, out: Path) -> tuple[Path, bool]:
     """Write out/report.html unless it is current; returns its path and whether it was written.
 
@@ -147,20 +163,26 @@ def render(store: Store, figures: Path, mark: str = "") -> str:
 
     Raises BadInput as write_report does.
     """
-    tables = {table.name: fit(store, table, may_be_empty=table is ROC) for table in FITS}
+    tables = {table.name: fit(store, table, may_be_empty=table in MAY_BE_EMPTY) for table in FITS}
     ceiling = style.in_order(tables["ceiling"], "s")
     resamples = _resamples(store)
+    shown = {p.stem: _shown(store, figures, p.stem, tables) for p in PICTURES if p.applies(store)}
+    apart = (*certified.STEMS, HARDNESS)
+    first, *more = _finding(tables)
     entries = gallery(store)
     environment = jinja2.Environment(
         autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True
     )
     return environment.from_string(TEMPLATE.read_text(encoding="utf-8")).render(
         mark=markupsafe.Markup(mark),
-        finding=_finding(tables),
+        finding=[first, *certified.sentences(tables["certified"]), *more],
         aside=_aside(ceiling),
         own_rows=_own_rows(ceiling),
         own_finding=own_rules.sentences(tables["rules"]),
-        figures=[_shown(store, figures, picture.stem, tables) for picture in PICTURES],
+        figures=[figure for stem, figure in shown.items() if stem not in apart],
+        not_certified=certified.MISSING if tables["certified"].is_empty() else "",
+        certified=_certified(store, tables["certified"], shown),
+        hardness=shown.get(HARDNESS),
         own_rules=own_rules.own_rules(tables["rules"]),
         own_rules_note=" ".join([own_rules.NOTE, *own_rules.not_graded(tables["rules"])]),
         measured=measured(store, ceiling),
@@ -179,11 +201,33 @@ def render(store: Store, figures: Path, mark: str = "") -> str:
             ),
             ("penalty", "The price of forced weights", NOTES["penalty"], page_tables.penalty(tables["penalty"])),
             ("rules", "Rules beside top-mass", NOTES["rules"], page_tables.rules(tables["rules"])),
+            *_certified_tables(tables),
         ],
         gallery=entries,
         gallery_choice=_gallery_choice(entries),
         number=number,
     )
+
+
+def _certified(store: Store, found: pl.DataFrame, shown: Mapping[str, Shown]) -> Certified | None:
+    """The section on the search over whole rows; None if nothing was certified."""
+    if found.is_empty():
+        return None
+    figures = [shown[stem] for stem in certified.STEMS if stem in shown]
+    return Certified(certified.about(store, found), figures, certified.beside_published(found))
+
+
+def _certified_tables(tables: Mapping[str, pl.DataFrame]) -> list[tuple[str, str, str, page_tables.PageTable]]:
+    """All numbers of the search over whole rows; none if nothing was certified."""
+    found = tables["certified"]
+    if found.is_empty():
+        return []
+    floors = page_tables.mass_floors(tables["mass_floors"])
+    return [
+        ("certified", "The ceiling from both sides", certified.NOTES["ceiling"], page_tables.certified(found)),
+        ("search", "The search over every key", certified.NOTES["search"], page_tables.search(found)),
+        ("floors", "Mass floors", certified.NOTES["floors"], floors),
+    ]
 
 
 def _finding(tables: Mapping[str, pl.DataFrame]) -> list[str]:
@@ -379,6 +423,8 @@ def _shown(store: Store, figures: Path, stem: str, tables: Mapping[str, pl.DataF
         caption += _where_it_gains(flat_map.table(store)) + _left_out_of_map(tables[MAP.name])
     elif stem == "roc":
         caption += _left_out_of_roc(tables[ROC.name], tables[PREDICTOR.name])
+    elif stem in certified.OF_ONE:
+        caption += certified.whose(tables["certified"])
     image = f"data:image/png;base64,{base64.b64encode(png).decode()}"
     return Shown(stem, image, round(dots / style.RESOLUTION * CSS_DOTS * _LARGER), title, caption)
 

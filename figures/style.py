@@ -9,11 +9,12 @@ from types import MappingProxyType
 from typing import Any, Literal
 
 import matplotlib
+import numpy as np
 import polars as pl
+from matplotlib.artist import Artist
 from matplotlib.axes import Axes
 from matplotlib.colors import to_rgb
 from matplotlib.figure import Figure
-from matplotlib.lines import Line2D
 
 COLUMN_WIDTH = 3.35  # inches: one column of a two-column page
 PAGE_WIDTH = 6.9  # inches: both columns
@@ -141,6 +142,12 @@ def models(frame: pl.DataFrame) -> list[tuple[str, str]]:
     return [(str(family), str(model)) for family, model in pairs.iter_rows()]
 
 
+def of_first_model(frame: pl.DataFrame, *then: str) -> pl.DataFrame:
+    """The rows of the first model in_order, which is the real one wherever it was measured, sorted by `then`."""
+    ordered = in_order(frame, *then)
+    return ordered.filter(pl.col("model") == ordered["model"][0]) if len(ordered) else ordered
+
+
 def name_lines(model: str, width: int) -> str:
     """A model's name over as many lines as it takes to keep each to `width` characters.
 
@@ -196,7 +203,7 @@ def panels(figure: Figure, count: int, height: float) -> tuple[list[Axes], Axes 
     return list(grid[:count]), grid[count] if len(grid) > count else None
 
 
-def legend(figure: Figure, spare: Axes | None, handles: Sequence[Line2D], heading: str = "") -> None:
+def legend(figure: Figure, spare: Axes | None, handles: Sequence[Artist], heading: str = "") -> None:
     """One legend for all panels: in the spare cell, else below them."""
     if spare is not None:
         box = spare.legend(handles=handles, loc="center", title=heading or None, handlelength=3.2, labelspacing=0.7)
@@ -242,6 +249,17 @@ def budget_axis(axes: Axes, budgets: Sequence[int]) -> None:
     axes.set_xticks(list(budgets), [str(s) for s in budgets])
     low, high = min(budgets), max(budgets)
     axes.set_xlim(low / 2**0.4, high * 2**0.4)
+
+
+def share_axis(axes: Axes, highest: float) -> None:
+    """A y axis of shares from 0 to just above the highest; a square root gives the small ones room."""
+    top = min(1.0, max(highest, 0.01)) * 1.06
+    axes.set_yscale("function", functions=(lambda y: np.sqrt(np.maximum(y, 0)), np.square))
+    axes.set_ylim(0, top)
+    steps = (0, 0.001, 0.005, 0.02, 0.05, 0.1, 0.2, 0.4, 0.7, 1)
+    shown = [tick for tick in steps if tick == 0 or 0.004 * top <= tick <= top]
+    axes.set_yticks(shown, [f"{tick:g}" for tick in shown])
+    axes.set_yticks([], minor=True)
 
 
 def save(figure: Figure) -> tuple[bytes, bytes]:

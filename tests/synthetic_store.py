@@ -1,6 +1,7 @@
 """A small store made up from a seed: plausible fits, rows, tokens and subsets for tests of the figures."""
 
 import io
+import math
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -46,6 +47,7 @@ FIVE = (
     Model("olmo", "embedded-olmo", 4, 4, 0.13),
     Model("gemma", "embedded-gemma", 4, 4, 0.02),
 )
+FLOORS = (0.95, 0.9, 0.75, 0.5, 0.25, 0.1, 0.0)  # at which made-up pairs are searched
 PROVENANCE = Provenance("synthetic", {"budgets": [4, 8, 16, 32]}, 0, {}, "0" * 64)
 
 
@@ -57,15 +59,19 @@ def build(
     row_documents: int = 2,
     tokens: bool = True,
     users: tuple[UserRule, ...] = (RECENT_HALF,),
+    certified: bool = True,
     seed: int = 0,
 ) -> Store:
     """Write every table that the figures read under root."""
     store, rng = Store(root), np.random.default_rng(seed)
     for name, rows in _fits(models, budgets, documents, users, rng).items():
         put(store, TABLES[name], rows)
+    for name, rows in _certified(models, budgets, documents).items():
+        put(store, TABLES[name], rows if certified else [])
+    put(store, TABLES["hardness"], _hardness())
     for model in models:
         for doc_id in range(row_documents):
-            _document(store, model, doc_id, budgets, tokens, users, rng)
+            _document(store, model, doc_id, budgets, tokens, users, certified, rng)
     return store
 
 
@@ -187,6 +193,70 @@ def _fits(
     return found
 
 
+def _certified(
+    models: tuple[Model, ...], budgets: tuple[int, ...], documents: int
+) -> dict[str, list[dict[str, object]]]:
+    """Tables certified, mass_floors and proved, of 40 pairs per model and budget."""
+    found: dict[str, list[dict[str, object]]] = {"certified": [], "mass_floors": [], "proved": []}
+    for model in models:
+
+        def ci(name: str, value: float, half: float) -> dict[str, float | None]:
+            return _interval(name, value, half, documents)
+
+        for place, s in enumerate(budgets):
+            counts = {"family": model.family, "model": model.name, "s": s, "n_rows": 40, "n_documents": documents}
+            closable = model.closable * (0.7 + 0.15 * place)
+            n = {"proved_half": 39, "proved": 32 - 3 * place, "below_half": 8 + place, "below_tenth": 3 + place}
+            n |= {"changed": 2 * place, "improved": 6 + 3 * place}
+            record: dict[str, object] = {**counts, "n_of": 648, "decile_least": 4, "decile_most": 4, "n_zero_top": 1}
+            record["pool_all"] = 0.9 * closable
+            record |= {"n_tenth": 40, "n_proved_tenth": 36, **ci("proved_tenth", 0.9, 0.05)}
+            for name, count in n.items():
+                record |= {f"n_{name}": count, **ci(name, count / 40, 0.02)}
+            factors = {"pool": 1.0, "half": 1.1, "half_cap": 1.15, "full": 1.5}
+            for name, factor in factors.items():
+                record |= ci(name, factor * closable, 0.1 * closable)
+            record |= ci("full_cap", 0.1 + 3 * closable, 0.1 * closable)
+            record |= {"n_label_yes": 14, "n_label_no": 25, "n_label_undecided": 1, "n_change_undecided": 1}
+            record |= {"improvement": 0.06, "improvement_largest": 0.71, "n_time_limit": 0}
+            found["certified"].append(record | {"seconds": 0.012, "seconds_largest": 0.49})
+            for rank, rho in enumerate((1.0, *FLOORS)):
+                gain = 1.5 * closable * (1 - rho**2)
+                found["mass_floors"].append(
+                    {**counts, "rho": rho, "n_proved": 40 - rank, "n_smallest": 1 if rho else 33}
+                    | {**ci("closable", gain, 0.01), **ci("cap", gain * (1 + 0.2 * rank), 0.01)}
+                    | ci("proved", 1 - rank / 40, 0.01)
+                )
+        bins = [("dropped_mass", low, low + 0.1) for low in (0.0, 0.1, 0.3)] + [("n_keys", 128.0, 256.0)]
+        bins += [("n_keys", 512.0, 1024.0), *(("s", float(s), float(s)) for s in budgets)]
+        for number, (by, low, high) in enumerate(bins):
+            for floor in (0.5, 0.0):
+                share = 1 - (0.05 if floor == 0 else 0.0) * number
+                found["proved"].append(
+                    {"family": model.family, "model": model.name, "by": by, "bin_low": low, "bin_high": high}
+                    | {"mass_floor": floor, "n_pairs": 40, "n_proved": round(40 * share), "share": share}
+                    | {"share_low": share - 0.1, "share_high": min(1.0, share + 0.02)}
+                )
+    return found
+
+
+def _hardness() -> list[dict[str, object]]:
+    """Table hardness: nodes that grow with n on reduced instances and hardly on captured rows."""
+    kinds = [("Partition", False), ("Partition", True), ("Exact Cover by 3-Sets", False)]
+    kinds += [("Exact Cover by 3-Sets", True)]
+    found: list[dict[str, object]] = []
+    for n in (8, 16, 24):
+        same = {"n": n, "s": n // 2, "subsets": float(math.comb(n, n // 2)), "proved": True, "seconds": 0.01}
+        for draw in range(3):
+            record = {**same, "draw": draw, "d": 1, "error": 1.0, "lower": 1.0}
+            for place, (problem, zero) in enumerate(kinds):
+                nodes = (1 + draw) * 2 ** (n // (1 + place)) // 32
+                found.append({**record, "problem": problem, "zero": zero, "nodes": nodes})
+            row_id = f"embedded-qwen:0:0:{draw}:100"
+            found.append({**record, "problem": "captured", "row_id": row_id, "nodes": 3 + draw})
+    return found
+
+
 def _document(
     store: Store,
     model: Model,
@@ -194,6 +264,7 @@ def _document(
     budgets: tuple[int, ...],
     tokens: bool,
     users: tuple[UserRule, ...],
+    certified: bool,
     rng: np.random.Generator,
 ) -> None:
     length = 160
@@ -219,6 +290,7 @@ def _document(
     rows: list[dict[str, object]] = []
     subsets: dict[int, list[dict[str, object]]] = {s: [] for s in budgets}
     facts: dict[int, list[dict[str, object]]] = {s: [] for s in budgets}
+    searches: dict[int, list[dict[str, object]]] = {s: [] for s in budgets}
     for layer in range(min(model.layers, 3)):
         for head in range(2):
             position = int(rng.integers(100, length))
@@ -248,6 +320,21 @@ def _document(
                         | {"lower": 0.0, "kept_mass": float(weights[subset].sum()), "free_error": 0.1}
                         | {"status": "optimal", "stopped_by": "finished", "nodes": 1, "seconds": 0.0}
                     )
+                for floor in FLOORS if layer == 0 else ():  # the manifest takes some of the rows
+                    error, proved = (0.8 if floor > 0.5 else 0.4), floor > 0.2
+                    searches[s].append(
+                        subsets[s][-1]
+                        | {"rule": "optimal_floor" if floor else "optimal_full", "search": "branch_and_bound"}
+                        | {
+                            "mass_floor": floor,
+                            "n_searched": n,
+                            "subset": (top + first).tolist(),
+                            "error": error / kappa,
+                        }
+                        | {"lower": error / kappa if proved else 0.0, "kept_mass": float(weights[top].sum())}
+                        | {"status": "optimal" if proved else "bracketed", "nodes": 40, "seconds": 0.01}
+                        | {"stopped_by": "finished" if proved else "node_limit"}
+                    )
                 facts[s].append(
                     same
                     | {"s": s, "dropped_mass": 1 - float(weights[top].sum()), "radius": 1.0}
@@ -258,6 +345,8 @@ def _document(
         for name in ("standard", *(user.name for user in users if user.graded(model.name, s))):
             records = [r for r in subsets[s] if r["rule"] == name or (name == "standard" and r["rule"] not in names)]
             write(SUBSETS, frame(SUBSETS, records), store.subsets(model.name, s, name, doc_id), PROVENANCE)
+        if certified:
+            write(SUBSETS, frame(SUBSETS, searches[s]), store.subsets(model.name, s, "certified", doc_id), PROVENANCE)
         write(ROW_FACTS, frame(ROW_FACTS, facts[s]), store.facts(model.name, s, doc_id), PROVENANCE)
     write(ROWS, frame(ROWS, rows), store.rows(model.name, doc_id), PROVENANCE)
 

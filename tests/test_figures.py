@@ -26,6 +26,18 @@ from tests.synthetic_store import Model, UserRule
 TWO = (Model("llama", "SmolLM2-135M-Instruct-Q4_1", 30, 9, 0.05), Model("gemma", "embedded-gemma", 4, 4, 0.02))
 
 
+CERTIFIED_STEMS = ("certified_ceiling", "mass_floor", "proved")
+
+
+def drawable(store: Store) -> list[Picture]:
+    """The figures that this store has tables for."""
+    return [picture for picture in PICTURES if picture.applies(store)]
+
+
+def named(stem: str) -> Picture:
+    return next(picture for picture in PICTURES if picture.stem == stem)
+
+
 @pytest.fixture(scope="module")
 def store(tmp_path_factory: pytest.TempPathFactory) -> Store:
     return synthetic_store.build(tmp_path_factory.mktemp("data"), TWO, row_documents=0)
@@ -34,7 +46,7 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> Store:
 @pytest.fixture(scope="module")
 def drawn(store: Store, tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("out") / "figures"
-    assert build(store, folder) == [picture.stem for picture in PICTURES]
+    assert build(store, folder) == [picture.stem for picture in drawable(store)]
     return folder
 
 
@@ -53,6 +65,8 @@ def changed(store: Store, name: str, change: pl.Expr) -> None:
 @pytest.mark.parametrize("picture", PICTURES, ids=lambda picture: picture.stem)
 def test_png_pdf_and_the_same_data_as_csv(store: Store, drawn: Path, picture: Picture) -> None:
     stem = picture.stem
+    if not picture.applies(store):
+        pytest.skip("no table for it")
     frame = picture.table(store)
     assert not frame.is_empty()
     text = (drawn / f"{stem}.csv").read_text()
@@ -71,6 +85,8 @@ def test_png_pdf_and_the_same_data_as_csv(store: Store, drawn: Path, picture: Pi
 
 @pytest.mark.parametrize("picture", PICTURES, ids=lambda picture: picture.stem)
 def test_no_letter_is_too_small_for_print(store: Store, picture: Picture) -> None:
+    if not picture.applies(store):
+        pytest.skip("no table for it")
     with style.applied():
         figure = style.blank()
         picture.draw(picture.table(store), figure)
@@ -95,7 +111,7 @@ def test_a_second_build_draws_nothing_and_a_new_table_only_its_figures(tmp_path:
     assert build(store, folder) == ["flat_map", "penalty"]
     assert build(store, folder) == []
     (folder / "made-from.json").write_text("{")
-    assert len(build(store, folder)) == len(PICTURES)
+    assert len(build(store, folder)) == len(drawable(store))
 
 
 def test_the_same_table_gives_the_same_bytes(store: Store) -> None:
@@ -127,7 +143,7 @@ def test_a_missing_table_is_one_clear_line_and_leaves_the_rest(tmp_path: Path) -
 def test_one_model_few_documents_other_budgets(tmp_path: Path, budgets: tuple[int, ...]) -> None:
     own = (Model("own", "own-rows", 1, 1, 0.4),)
     store = synthetic_store.build(tmp_path, own, budgets=budgets, documents=3, row_documents=0)
-    assert len(build(store, tmp_path / "figures")) == len(PICTURES)
+    assert len(build(store, tmp_path / "figures")) == len(drawable(store))
     assert flat_map.table(store)["s"].unique().to_list() == [min(budgets)]
     assert ceiling.table(store)["floor_low"].null_count() == len(budgets)
 
@@ -142,7 +158,7 @@ def test_infinite_and_missing_numbers_are_drawn_round(tmp_path: Path) -> None:
     changed(store, "predictor", pl.lit(None, dtype=pl.Float64).alias("auc"))
     infinite = pl.when(pl.col("s") == 32).then(math.inf).otherwise(pl.col("penalty")).alias("penalty")
     changed(store, "penalty", infinite)
-    assert len(build(store, tmp_path / "figures")) == len(PICTURES)
+    assert len(build(store, tmp_path / "figures")) == len(drawable(store))
 
 
 def test_the_ceiling_draws_one_minus_the_closable_fraction(store: Store) -> None:
@@ -250,7 +266,7 @@ def test_without_a_users_rule_nothing_of_it_is_drawn(tmp_path: Path) -> None:
 def test_rules_graded_at_one_budget_or_on_one_model_only(tmp_path: Path) -> None:
     users = (UserRule("floor_low", 1.1, budgets=(8,)), UserRule("gemmas", 0.9, models=("embedded-gemma",)))
     store = synthetic_store.build(tmp_path, TWO, row_documents=0, users=users)
-    assert len(build(store, tmp_path / "figures")) == len(PICTURES)
+    assert len(build(store, tmp_path / "figures")) == len(drawable(store))
     frame = ceiling.table(store)
     assert frame.filter(pl.col("ratio:floor_low").is_not_null())["s"].to_list() == [8, 8]
     assert frame["floor_low"].null_count() == 0  # a rule of that name leaves our column alone
@@ -276,7 +292,7 @@ def test_a_users_rule_has_one_look_and_none_of_ours(tmp_path: Path) -> None:
     users = (UserRule("second", 0.9), UserRule("first", 1.4, models=("embedded-gemma",)))
     store = synthetic_store.build(tmp_path, TWO, row_documents=0, users=users)
     looks = []
-    for picture in (PICTURES[0], PICTURES[-1]):
+    for picture in (PICTURES[0], named("rules")):
         legend = {
             line.get_label(): (line.get_marker(), line.get_color())
             for box in drawn_figure(picture, store).findobj(Legend)
@@ -293,7 +309,7 @@ def test_a_users_rule_has_one_look_and_none_of_ours(tmp_path: Path) -> None:
 def test_nothing_is_cut_off_at_the_figures_edge(tmp_path: Path, models: tuple[Model, ...]) -> None:
     users = (UserRule("a_rule_whose_name_is_really_much_too_long", 6.5), UserRule("another_quite_long_name", 0.9))
     store = synthetic_store.build(tmp_path, models, row_documents=0, users=users)
-    for picture in PICTURES:
+    for picture in drawable(store):
         figure = drawn_figure(picture, store)
         for thing in [*figure.findobj(Legend), *(t for t in figure.findobj(Text) if t.get_text() and t.get_visible())]:
             box = thing.get_window_extent()
@@ -326,7 +342,7 @@ def test_rows_that_all_gain_have_no_curve_and_own_rows_no_map(tmp_path: Path) ->
     own = (Model("own", "own-rows", 1, 1, 0.4),)
     store = synthetic_store.build(tmp_path, own, budgets=(8,), documents=3, row_documents=0)
     synthetic_store.put(store, ROC, [])
-    assert len(build(store, tmp_path / "figures")) == len(PICTURES)
+    assert len(build(store, tmp_path / "figures")) == len(drawable(store))
     assert roc.table(store).is_empty()
     said = {t.get_text() for p in PICTURES[1:3] for t in drawn_figure(p, store).findobj(Text)}
     assert any(text.startswith("No curve") for text in said) and any(text.startswith("No map") for text in said)
@@ -340,6 +356,71 @@ def test_a_users_rule_stands_in_the_figure_of_rules(store: Store) -> None:
         rules.draw(frame, figure)
         figure.draw_without_rendering()
     assert "recent_half" in {text.get_text() for text in figure.findobj(Text)}
+
+
+@pytest.mark.usefixtures("coarse")
+def test_without_certified_rows_their_figures_are_left_out_and_old_ones_removed(tmp_path: Path) -> None:
+    folder = tmp_path / "figures"
+    store = synthetic_store.build(tmp_path / "data", TWO[1:], budgets=(8,), row_documents=0)
+    assert set(CERTIFIED_STEMS) <= set(build(store, folder))
+    for name in ("certified", "mass_floors", "proved"):
+        synthetic_store.put(store, TABLES[name], [])
+    assert build(store, folder) == []
+    assert not any((folder / f"{stem}.{end}").exists() for stem in CERTIFIED_STEMS for end in ("png", "pdf", "csv"))
+    assert (folder / "ceiling.png").exists()
+    store.fit("proved").unlink()
+    assert build(store, folder) == []
+
+
+def test_the_csv_of_certified_figures_holds_the_tables(store: Store, drawn: Path) -> None:
+    for stem, name in (("certified_ceiling", "certified"), ("mass_floor", "mass_floors"), ("proved", "proved")):
+        table = read(TABLES[name], store.fit(name))
+        if stem != "certified_ceiling":  # of the first model alone
+            table = table.filter(pl.col("model") == TWO[0].name)
+        shown = pl.read_csv(drawn / f"{stem}.csv", schema=named(stem).table(store).schema)
+        assert shown.height == table.height > 0
+        keys = [key for key in ("model", "s", "rho", "by", "bin_low", "mass_floor") if key in shown.columns]
+        assert shown.sort(keys).equals(table.select(shown.columns).sort(keys))
+
+
+def test_the_ceiling_from_both_sides_draws_its_numbers(store: Store) -> None:
+    frame = named("certified_ceiling").table(store)
+    figure = drawn_figure(named("certified_ceiling"), store)
+    for axes, (_, model) in zip(figure.axes, style.models(frame), strict=False):
+        own = frame.filter(pl.col("model") == model).sort("s")
+        drawn = {
+            marker: [float(line.get_ydata()[0]) for line in axes.lines if line.get_marker() == marker]
+            for marker in ("o", "s", "D")
+        }
+        assert drawn["o"] == own["pool"].to_list() and drawn["D"] == own["full"].to_list()
+        assert drawn["s"] == [value for pair in own.select("half_cap", "half").rows() for value in pair]
+        bars = [(bar.get_y(), bar.get_y() + bar.get_height()) for bar in axes.patches]
+        assert bars == [pytest.approx(pair) for pair in own.select("full", "full_cap").rows()]
+        assert axes.get_ylim()[0] == 0 and axes.get_ylim()[1] > own["full_cap_high"].max()
+
+
+def test_the_cap_is_a_band_above_each_line_of_mass_floors(store: Store) -> None:
+    frame = named("mass_floor").table(store)
+    axes = drawn_figure(named("mass_floor"), store).axes[0]
+    caps, lines = axes.lines[::2], axes.lines[1::2]
+    for s, cap, line, band in zip((4, 8, 16, 32), caps, lines, axes.collections, strict=True):
+        own = frame.filter(pl.col("s") == s)
+        assert own["rho"].to_list() == sorted(own["rho"]) and own["rho"][0] == 0 and own["rho"][-1] == 1
+        assert list(line.get_ydata()) == own["closable"].to_list() and list(cap.get_ydata()) == own["cap"].to_list()
+        heights = band.get_paths()[0].vertices[:, 1]
+        assert {round(y, 12) for y in heights} == {round(y, 12) for y in (*own["closable"], *own["cap"])}
+
+
+@pytest.mark.parametrize("proved", [True, False])
+def test_certified_figures_of_all_and_nothing_proved(tmp_path: Path, proved: bool) -> None:
+    store = synthetic_store.build(tmp_path, TWO[1:], budgets=(8,), documents=3, row_documents=0)
+    for name in ("half", "full"):
+        changed(store, "certified", (pl.col(name) if proved else pl.lit(1.0)).alias(f"{name}_cap"))
+    changed(store, "mass_floors", (pl.col("closable") if proved else pl.lit(1.0)).alias("cap"))
+    figures = [drawn_figure(named(stem), store) for stem in CERTIFIED_STEMS]
+    highest = [figure.axes[0].get_ylim()[1] for figure in figures[:2]]
+    assert all(top < 0.1 if proved else top > 1 for top in highest)
+    assert named("certified_ceiling").table(store)["full_low"].null_count() == 1
 
 
 def test_series_are_told_apart_without_colour() -> None:

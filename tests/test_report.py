@@ -1,9 +1,12 @@
 """The page: one file that loads nothing, says what is ours and what is published, and shows the right ten rows."""
 
 import base64
+import hashlib
 import io
+import json
 import re
 import sys
+from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
 
@@ -15,7 +18,7 @@ from data.command_line import run
 from data.store import Store
 from figures import style
 from figures.__main__ import application
-from figures.build import build
+from figures.build import PICTURES, build
 from figures.gallery import gallery, visible
 from figures.page_tables import number, percent, span
 from figures.report import EXTRA_KEYS, render, write_report
@@ -83,10 +86,10 @@ def test_every_link_within_the_page_has_its_place(page: str) -> None:
     assert {str(attributes["href"])[1:] for _, attributes in tags if "href" in attributes} <= set(places)
 
 
-def test_all_images_decode_and_are_the_figures(page: str, figures: Path) -> None:
+def test_all_images_decode_and_are_the_figures(page: str, store: Store, figures: Path) -> None:
     images = [str(attributes["src"]).split(",")[1] for tag, attributes in Tags(page).tags if tag == "img"]
     shown = [base64.b64decode(image, validate=True) for image in images]
-    assert len(shown) == 5
+    assert len(shown) == sum(picture.applies(store) for picture in PICTURES) >= 8
     for png in shown:
         Image.open(io.BytesIO(png)).load()
     assert set(shown) == {path.read_bytes() for path in figures.glob("*.png")}
@@ -289,6 +292,142 @@ def test_few_documents_give_counts_alone(tmp_path: Path, figures: Path) -> None:
     text = " ".join(Tags(render(store, figures)).text.split())
     assert "Below 10 documents no interval is given, point estimates and counts only: embedded-gemma" in text
     assert not re.search(r"\[\d[^\]]*, \d[^\]]*\]", text.replace("[64, length)", ""))
+
+
+def certified_changed(store: Store, **columns: float) -> None:
+    """Write table certified again with some columns the same in every row."""
+    table = synthetic_store.TABLES["certified"]
+    fit = pl.read_parquet(store.fit("certified"))
+    fit = fit.with_columns(
+        pl.lit(value, dtype=table.columns[name].dtype).alias(name) for name, value in columns.items()
+    )
+    synthetic_store.put(store, table, fit.to_dicts())
+
+
+def test_the_head_says_what_the_search_over_whole_rows_found(page: str) -> None:
+    text = " ".join(Tags(page).text.split())
+    head = text[: text.index("How much a better choice")]
+    # closable .05 (.7 + .15 place); half 1.1 of it, its cap 1.15, full 1.5, its cap .1 and 3 of it; 40 rows a budget
+    assert (
+        "On 160 certified pairs of a row and a budget of SmolLM2-135M-Instruct-Q4_1 (s = 4 to 32), the candidate set"
+        " gives at least 3.5% [3.1, 3.8] to 5.8% [5.2, 6.3] (median; over all rows 3.1% to 5.2%)." in head
+    )
+    assert (
+        "the best subset that keeps at least half of top-mass's weight is proved on 156 of 160 pairs (98%) and removes"
+        " a median of 3.9% [3.5, 4.2] to 6.3% [5.8, 6.9] (at most 4.0% [3.7, 4.4] to 6.6% [6.0, 7.2])." in head
+    )
+    assert (  # 32 29 26 23 proved, 8 9 10 11 below half, 3 4 5 6 below a tenth, 0 2 4 6 changed, 1 open at each
+        "Without a mass floor the optimum is proved on 110 of 160 pairs (69%); the best subset known keeps less than"
+        " half of top-mass's weight on 38 of 160 pairs (24%), less than a tenth on 18 of 160 pairs (11%), and on 12 of"
+        " 160 pairs (8%), open on 4 more, a tenth of the error can be removed without the floor but not with it. The"
+        " unconstrained ceiling (median): 5.2% to 20.5% at s = 4, 6.4% to 22.8% at s = 8, 7.5% to 25.0% at s = 16 and"
+        " 8.6% to 27.2% at s = 32." in head
+    )
+    assert "make certify" not in text
+
+
+def test_the_section_on_whole_rows(page: str) -> None:
+    section = page[page.index('<h2 id="certified">') : page.index('id="own-rules">')]
+    text = " ".join(Tags(section).text.split())
+    assert "40 of 648 rows at s = 4 to 32, from 12 documents (at most 3.3 rows a document and budget)" in text
+    assert "spread evenly over the dropped mass: 4 from each tenth" in text
+    assert "On embedded-gemma: the optimum at floor ½ is proved on 156 of 160 pairs (98%)" in text
+    assert "They are tiny and say nothing about large ones." in text
+    assert 'id="certified_ceiling"' in section and 'id="mass_floor"' in section and 'id="proved"' in section
+    rows = [" ".join(re.sub(r"<[^>]+>", " ", row).split()) for row in re.findall(r"<tr.*?</tr>", section, flags=re.S)]
+    assert rows[1].startswith("pairs of a row and a budget 4 to 32 160 160 960")
+    assert rows[2].startswith("optimum proved, no floor 4 to 32 110 of 160 69% 110 of 160 69% 37%")
+    assert rows[4].startswith("improved beyond the pool by more than 1% 4 6 of 40 6 of 40 0 ")
+    assert rows[5:8] == ["8 9 of 40 9 of 40 2", "16 12 of 40 12 of 40 8", "32 15 of 40 15 of 40 36"]
+    assert rows[8] == "4 to 32 42 of 160 26.2% 42 of 160 26.2% 4.9%"
+    caps = [row.split() for row in rows if row.split()[-1] in ("0.047", "0.064", "0.108")]
+    assert len(caps) == 6 and any("120 s a solve" in row for row in rows)
+    assert "Of SmolLM2-135M-Instruct-Q4_1, 160 pairs, s = 4 to 32." in text
+
+
+def test_the_tables_of_the_search_hold_its_numbers(page: str) -> None:
+    tables = page[page.index('id="tables"') :]
+    text = " ".join(Tags(tables).text.split())
+    for title in ("The ceiling from both sides", "The search over every key", "Mass floors"):
+        assert title in text
+    rows = [" ".join(re.sub(r"<[^>]+>", " ", row).split()) for row in re.findall(r"<tr.*?</tr>", tables, flags=re.S)]
+    # changed, of 40 rows: 0, 2, 4, 6
+    assert sum("15.0% 6 + 1 rows [13.0%, 17.0%] 40 of 648 12" in row for row in rows) == 2
+    assert sum("0.0% 0 + 1 rows [-2.0%, 2.0%] 40 of 648 12" in row for row in rows) == 2
+    # proved at floor .5, .1 and none; the label; improved; the clock; e_top = 0
+    assert sum(row.endswith("14 25 1 15 37.5% 6.0% to 71.0% 0.012 to 0.49 0 1 40") for row in rows) == 2
+
+
+def test_without_certified_rows_the_page_says_how_to_make_them(tmp_path: Path) -> None:
+    store = synthetic_store.build(tmp_path / "data", MODELS, budgets=(8,), certified=False)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(style, "save", synthetic_store.quick_save)
+        build(store, tmp_path / "figures")
+    page = render(store, tmp_path / "figures")
+    text = " ".join(Tags(page).text.split())
+    assert text.count("make certify S=16") == 1
+    assert 'id="certified"' not in page and "Exact over the whole row" not in page and "Mass floors" not in page
+    assert "certified_ceiling" not in page and 'id="proved"' not in page
+
+
+def test_the_head_where_nothing_or_all_is_proved(tmp_path: Path, figures: Path) -> None:
+    store = synthetic_store.build(tmp_path, MODELS[:1], budgets=(8,), row_documents=0, documents=3)
+    counts = ("n_proved", "n_proved_half", "n_below_half", "n_below_tenth", "n_changed", "n_change_undecided")
+    certified_changed(store, **dict.fromkeys(counts, 0), full=0.1, full_cap=1.0, half=0.05, half_cap=1.0)
+    text = " ".join(Tags(render(store, figures)).text.split())
+    assert "is proved on none of 40 pairs and removes a median of 5.0% (at most 100.0%)." in text
+    assert "Without a mass floor the optimum is proved on none of 40 pairs" in text
+    assert "and on none of 40 pairs a tenth of the error can be removed without the floor but not with it." in text
+    assert "The unconstrained ceiling (median): 10.0% to 100.0% at s = 8." in text
+    certified_changed(store, n_proved=40, n_proved_half=40, full=0.1, full_cap=0.1, half=0.05, half_cap=0.05)
+    text = " ".join(Tags(render(store, figures)).text.split())
+    assert "is proved on all of 40 pairs and removes a median of 5.0%. Without a mass floor" in text
+    assert "The unconstrained ceiling (median): 10.0% at s = 8." in text
+    certified_changed(store, n_rows=4000, n_proved=3999, n_proved_half=1)
+    text = " ".join(Tags(render(store, figures)).text.split())
+    assert "3,999 of 4,000 pairs (> 99%)" in text and "1 of 4,000 pairs (< 1%)" in text
+
+
+def test_an_uneven_manifest_is_not_said_to_stand_for_all_rows(tmp_path: Path, figures: Path) -> None:
+    store = synthetic_store.build(tmp_path, MODELS[:1], budgets=(8,), row_documents=0)
+    certified_changed(store, decile_least=1, decile_most=9, n_time_limit=3)
+    text = " ".join(Tags(render(store, figures)).text.split())
+    assert "not spread evenly over the dropped mass: 1 to 9 from a tenth" in text and "an even sample" not in text
+    assert "The clock stopped a search of 3 pairs: these are not repeatable." in text
+
+
+def test_manifests_and_limits_are_named(tmp_path: Path, figures: Path) -> None:
+    store = synthetic_store.build(tmp_path, MODELS[:1], budgets=(8,), row_documents=1)
+    pairs = [("b", 8), ("a", 16)]
+    digest = hashlib.sha256(json.dumps([f"{row} {s}" for row, s in pairs]).encode()).hexdigest()
+    rows: list[dict[str, object]] = [
+        {"row_id": row, "family": "llama", "model": "m", "doc_id": 0, "s": s, "dropped_mass": 0.1, "decile": 0}
+        for row, s in pairs
+    ]
+    frame = synthetic_store.frame(synthetic_store.TABLES["manifest"], rows)
+    synthetic_store.write(
+        synthetic_store.TABLES["manifest"], frame, store.manifest("small"), synthetic_store.PROVENANCE
+    )
+    path = store.subsets(MODELS[0].name, 8, "certified", 0)
+    limits = {"x": [20000, 0.5], "y": [50000, 0.5]}
+    provenance = replace(synthetic_store.PROVENANCE, notes={"limits": limits})
+    synthetic_store.write(synthetic_store.SUBSETS, pl.read_parquet(path), path, provenance)
+    text = " ".join(Tags(render(store, figures)).text.split())
+    assert f"Manifest small: 2 pairs over all its models, seed 0, sha256 of the pairs {digest[:16]}." in text
+    assert "Limits of a pair: 20,000 to 50,000 nodes a search, 0.5 s." in text
+
+
+def test_certified_rows_are_no_rule_of_the_users(store: Store) -> None:
+    assert list(store.root.glob("subsets/*/s-*/certified/*.parquet"))
+    assert all({own.rule for own in entry.own} == {"recent_half"} for entry in gallery(store, 24))
+
+
+def test_hardness_has_a_section_where_its_figure_is_drawn(tmp_path: Path, figures: Path, page: str) -> None:
+    assert '<figure id="hardness">' in page and 'href="#hardness"' in page
+    assert page.index("Exact over the whole row</h2>") < page.index("Why it is hard</h2>")
+    store = synthetic_store.build(tmp_path, MODELS, row_documents=0)
+    store.fit("hardness").unlink()
+    assert "hard" not in Tags(render(store, figures)).text
 
 
 def test_rows_without_tokens_show_positions(tmp_path: Path, figures: Path) -> None:
