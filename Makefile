@@ -15,13 +15,18 @@ CAPTURE = $(call option,--checkpoint,CHECKPOINT) $(foreach file,$(TEXT),--text "
 # ROWS is a number of positions for capture, and a file of one's own rows for enumerate.
 ENUMERATE = $(call option,--rule,RULE) $(call option,--search,SEARCH) $(call option,--workers,WORKERS) \
 	$(if $(DROP_SHORT),--drop-short)
+CERTIFY = $(call option,--manifest,MANIFEST) $(call option,--model,MODEL) $(call option,--rows,ROWS) \
+	$(call option,--seed,SEED) $(call option,--floors,FLOORS) $(call option,--node-limit,NODE_LIMIT) \
+	$(call option,--time-limit,TIME_LIMIT) $(call option,--workers,WORKERS) $(if $(PROOF),--proof) \
+	$(if $(REPLAY_ALL),--replay-all)
 
-.PHONY: all setup help capture enumerate analysis figures report models test test-long lint bench clean distclean
+.PHONY: all setup help capture enumerate certify analysis figures report models test test-long lint bench hardness clean distclean
 
 all: setup
 	@echo "Five families, 12 documents each: 1.3 GB under data/, and some seven minutes on two cores; what is current is kept."
 	@$(PY) -m capture --model $(FAMILIES)
 	@$(PY) -m enumerate optima --s $(BUDGETS)
+	@$(PY) -m enumerate certify --s $(BUDGETS) --manifest small
 	@$(PY) -m analysis
 	@$(PY) -m figures report
 	@echo "Done. Look at $(CURDIR)/out/report.html; figures with their data are in $(CURDIR)/out/figures."
@@ -33,7 +38,11 @@ help:
 	@echo "                               CHECKPOINT= TEXT= DOCS= LENGTH= ROWS= DEVICE= DTYPE= SEED= GEMMA_TERMS=accept"
 	@echo "make enumerate S=16            forced-weight optima of all captured rows; several budgets: S=4,8,16"
 	@echo "                               MODEL= ROWS=own.npz RULE=file.py:function SEARCH= WORKERS= DROP_SHORT=1"
+	@echo "make certify S=16              exact search over every key of the row, with and without mass floors"
+	@echo "                               MANIFEST=small|paper|all MODEL= ROWS= SEED= FLOORS= NODE_LIMIT= TIME_LIMIT= WORKERS="
+	@echo "                               PROOF=1 logs every proof and replays it (REPLAY_ALL=1: the long ones, too)"
 	@echo "make analysis figures report   tables, pictures, the page (OUT= another folder than out)"
+	@echo "make hardness                  the NP-hardness reductions, shown and checked (SEED=)"
 	@echo "make bench                     speed, side by side in one run"
 	@echo "make models TEXT=austen.txt    train the embedded checkpoints again, into out/models"
 	@echo "make lint                      ruff and mypy"
@@ -64,6 +73,10 @@ enumerate: setup
 	@$(if $(S),,echo "make enumerate: set S, such as S=16" >&2; exit 2;) \
 	$(PY) -m enumerate optima --s "$(S)" $(call option,--model,MODEL) $(call option,--rows,ROWS) $(ENUMERATE)
 
+certify: setup
+	@$(if $(S),,echo "make certify: set S, such as S=16" >&2; exit 2;) \
+	$(PY) -m enumerate certify --s "$(S)" $(CERTIFY)
+
 analysis: setup
 	@$(PY) -m analysis $(call option,--seed,SEED)
 
@@ -72,6 +85,9 @@ figures: setup
 
 report: setup
 	@$(PY) -m figures --out $(OUT) report
+
+hardness: setup
+	@$(PY) -m solvers.reductions $(call option,--seed,SEED)
 
 models: setup
 	@$(PY) -m capture.training train $(call option,--text,TEXT)
@@ -87,13 +103,23 @@ lint: setup
 	@$(PY) -m ruff format --check .
 	@$(PY) -m mypy
 
-bench: setup
+bench: setup .venv/peers
+	@echo "Speed, side by side: some fifteen minutes on one core, 0.5 GB under out/."
 	@$(PY) -m capture --model llama --docs 2 --data out/bench
+	@$(PY) -m capture --model llama --docs 2 --length 4096 --data out/bench4096
 	@OMP_NUM_THREADS=1 $(PY) -m benchmarks.pool --data out/bench
+	@OMP_NUM_THREADS=1 $(PY) -m benchmarks.solvers --data out/bench
+	@OMP_NUM_THREADS=1 $(PY) -m benchmarks.growth --data out/bench --data out/bench4096
 	@$(PY) -m benchmarks.capture
 
+# SCIP and Gurobi, for `make bench` alone; it goes on without them where they do not install.
+.venv/peers: .venv/ready
+	@echo "Adding PySCIPOpt and gurobipy (with its size-limited licence) to .venv."
+	@$(PY) -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[peers]' && touch $@ || \
+		echo "make bench: they could not be installed; going on without them"
+
 clean:
-	rm -rf out data/kv data/rows data/tokens data/subsets data/fits
+	rm -rf out data/kv data/rows data/tokens data/subsets data/fits data/manifests data/proofs
 
 distclean: clean
 	rm -rf .venv *.egg-info

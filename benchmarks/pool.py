@@ -6,7 +6,6 @@ would take at that rate, reading and building the instances included. The projec
 mean over the four budgets.
 """
 
-import itertools
 import time
 from pathlib import Path
 from typing import Annotated
@@ -16,17 +15,14 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from data import BadInput, Store
+from benchmarks.rows import BUDGETS, load, verdict
+from data import Store
 from data.command_line import app, run
-from data.schema import ROWS
-from data.store import read
-from enumerate.rows import RowToGrade, captured_rows
 from solvers import candidate_set, certify, exhaustive
 from solvers.branch_and_bound import PROOF_GAP
 
 TARGET_MS = 0.2
 TURNS = 3
-BUDGETS = (4, 8, 16, 32)
 PAPER_PAIRS = 168_192  # 42,048 rows at four budgets
 AGREEMENT = 2 * PROOF_GAP
 
@@ -43,13 +39,8 @@ def main(
     every: Annotated[int, typer.Option(help="Every so-many-th row is timed.")] = 3,
 ) -> None:
     """Print milliseconds, nodes and ratios per budget, and the projection."""
-    store = Store(data)
-    models = store.models()
-    if not models or (model and model not in models):
-        raise BadInput(f"{data}: no captured rows{f' of {model}' if model else ''}; run `make capture MODEL=llama`")
-    name = model or models[0]
     began = time.perf_counter()
-    rows = _rows(store, name, documents)
+    name, rows = load(data, model, documents)
     reading = (time.perf_counter() - began) / len(rows)
     rows = rows[::every]
     for row in rows:  # "already built": what the instance keeps for all budgets
@@ -92,27 +83,14 @@ def main(
         )
     console.print(table)
     mean = float(np.mean(means))
-    print(f"mean over the four budgets: {mean:.3f} ms a pair; target {TARGET_MS} ms: {_verdict(mean <= TARGET_MS)}")
-    agree = _verdict(worst <= AGREEMENT)
+    print(f"mean over the four budgets: {mean:.3f} ms a pair; target {TARGET_MS} ms: {verdict(mean <= TARGET_MS)}")
+    agree = verdict(worst <= AGREEMENT)
     print(f"largest relative difference of the two optima: {worst:.1e}; allowed {AGREEMENT:.0e}: {agree}")
     paper = PAPER_PAIRS * mean / 1e3 + PAPER_PAIRS / len(BUDGETS) * reading
     print(
         f"projection for {PAPER_PAIRS:,} pairs at these lengths: {paper:.0f} s on one core,"
         f" {reading * 1e3:.2f} ms a row of it reading and building"
     )
-
-
-def _rows(store: Store, model: str, documents: int) -> list[RowToGrade]:
-    found = []
-    for path in store.row_files(model)[:documents]:
-        doc_id = int(path.stem.split("-")[1])
-        layers = read(ROWS, path, ["layer"])["layer"].unique().sort()
-        found.append(itertools.chain.from_iterable(captured_rows(store, model, doc_id, int(x)) for x in layers))
-    return list(itertools.chain.from_iterable(found))
-
-
-def _verdict(reached: bool) -> str:
-    return "reached" if reached else "MISSED"
 
 
 if __name__ == "__main__":

@@ -9,8 +9,10 @@ from solvers.balancing import balancing
 from solvers.branch_and_bound import certify, decide
 from solvers.candidates import candidate_set, extra_keys
 from solvers.certificate import Certificate, Floor
+from solvers.dynamic_programme import least_error
 from solvers.exhaustive import exhaustive
 from solvers.free_weights import frank_wolfe, free_error, least_free_error
+from solvers.integer import IntegerInstance
 from solvers.leverage import leverage, leverage_scores
 from solvers.load import load
 from solvers.problem import Instance, attention_weights, top_mass
@@ -19,6 +21,7 @@ __all__ = [
     "Certificate",
     "Floor",
     "Instance",
+    "IntegerInstance",
     "attention_weights",
     "balancing",
     "candidate_set",
@@ -28,6 +31,7 @@ __all__ = [
     "extra_keys",
     "frank_wolfe",
     "free_error",
+    "least_error",
     "least_free_error",
     "leverage",
     "leverage_scores",
