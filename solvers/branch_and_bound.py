@@ -21,7 +21,7 @@ MASS_SLACK = 1e-12  # p(A) >= rho p(top-mass) is compared with this relative sla
 CASCADE = (0.5, 0.1)  # floors that a search without one goes through first: each is easy, and starts the next
 BRACKET = (0.9, 0.75, 0.5, 0.25)  # shares of the best error that are tried as lower bounds where no proof ends
 FIRST_NODES = 300  # nodes of a whole row before better subsets to start from are looked for: most proofs end within
-KICKED_KEYS, KICKS = 256, 24  # keys of largest reach among which kicked copies of the best subset are improved
+KICKED_KEYS, KICKS = 256, 300  # keys of largest reach among which kicked copies of the best subset are improved
 WINDOW, WINDOW_TRIES = 1024, 3  # keys of like weight among which subsets of little mass are looked for, starts in each
 SEARCH_SHARE = 0.75  # of a time limit for the search; the rest is for a lower bound where no proof ended
 MOST_DIMENSIONS = 4096  # the relative slack on computed norms covers no more

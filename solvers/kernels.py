@@ -19,11 +19,13 @@ KEYS = nb.types.Array(nb.int64, 1, "C", readonly=True)
 FOUND, MEAN, REAL, COUNT, MARKS = nb.int64[::1], nb.float64[::1], nb.float64, nb.int64, nb.int32[::1]
 
 # Wolfe's method. These steer the search and decide nothing: a bound is proved from its vector z, however z was found.
+LARGER = 100.0  # by how much the mean of the Gram diagonal may move before the corral's factor is made anew
 RIDGE = 1e-14  # times the mean of the Gram diagonal: keeps the Cholesky factor of a degenerate corral alive
 VANISHING = 1e-9  # a convex weight below it leaves the corral
 FACE_TOLERANCE = 1e-7  # the node relaxation ends when no kept mean lies deeper than this, relative to |x|^2
 POINT_TOLERANCE = 1e-12  # the same for a free error, which is a result and not a step of a search
-EARLY_STOP = 1.0  # times tau: a relaxation that has fallen below cannot prune, so it ends
+EARLY_STOP = 0.8  # times tau: a relaxation below tau cannot prune, but goes on so far: its z then fixes more keys
+FEW_KEYS = 64  # among so few keys there is little to fix: a relaxation ends at tau
 POLISHING = 10  # steps at most; each but the last lowers |x|
 MOST_STEPS = 60  # oracle calls per node
 LEAF_SUBSETS = 400  # a node with at most so many completions is enumerated: that costs no more than a relaxation
@@ -330,17 +332,20 @@ def few_subsets(n, r, limit):
 # Minimum-norm points
 
 
-@nb.njit(cache=True, error_model="numpy")
-def affine_minimiser(gram, size, factor, u):
+@nb.njit(cache=True, error_model="numpy", fastmath={"reassoc", "contract", "nsz"})
+def affine_minimiser(gram, size, factor, known, u):
     """Weights u, summing to 1, of the least-norm point of the affine hull; False where the corral is degenerate.
 
-    Wolfe: solve (Q + t ee') u = e by Cholesky and divide by the sum of u.
+    Wolfe: solve (Q + t ee') u = e by Cholesky and divide by the sum of u. known: how many rows of the factor are those
+    of the present Gram matrix, and t; the factor is made anew where the points have left the size of t.
     """
-    trace = 0.0
+    first, shift, mean = int(known[0]), known[1], 0.0
     for i in range(size):
-        trace += gram[i, i]
-    shift = trace / size if trace > 0 else 1.0
-    for i in range(size):
+        mean += gram[i, i] / size
+    if first == 0 or not shift / LARGER < mean < shift * LARGER:
+        first, shift = 0, mean if mean > 0 else 1.0
+        known[1] = shift
+    for i in range(first, size):
         for j in range(i + 1):
             r = gram[i, j] + shift
             if i == j:
@@ -349,10 +354,12 @@ def affine_minimiser(gram, size, factor, u):
                 r -= factor[i, k] * factor[j, k]
             if i == j:
                 if r <= 0:
+                    known[0] = i
                     return False
                 factor[i, i] = math.sqrt(r)
             else:
                 factor[i, j] = r / factor[j, j]
+    known[0] = size
     for i in range(size):
         r = 1.0
         for k in range(i):
@@ -360,10 +367,9 @@ def affine_minimiser(gram, size, factor, u):
         u[i] = r / factor[i, i]
     total = 0.0
     for i in range(size - 1, -1, -1):
-        r = u[i]
-        for k in range(i + 1, size):
-            r -= factor[k, i] * u[k]
-        u[i] = r / factor[i, i]
+        u[i] /= factor[i, i]
+        for k in range(i):
+            u[k] -= factor[i, k] * u[i]
         total += u[i]
     if not total > 0:
         return False
@@ -373,9 +379,10 @@ def affine_minimiser(gram, size, factor, u):
 
 
 @nb.njit(cache=True, error_model="numpy")
-def leave(k, size, beta, points, ids, gram):
+def leave(k, size, beta, points, ids, gram, known):
     """Take point k out of the corral (the last one takes its place); the new size."""
     last = size - 1
+    known[0] = min(known[0], k)
     if k != last:
         beta[k] = beta[last]
         points[k] = points[last]
@@ -399,15 +406,15 @@ def normalise(beta, size):
 
 
 @nb.njit(cache=True, error_model="numpy")
-def minor_cycles(size, beta, points, ids, gram, factor, u):
+def minor_cycles(size, beta, points, ids, gram, factor, known, u):
     """Move beta to the least-norm point of the corral's hull, dropping points that it does not use; the new size."""
     while size > 1:
-        if not affine_minimiser(gram, size, factor, u):
+        if not affine_minimiser(gram, size, factor, known, u):
             k = 0
             for i in range(1, size):
                 if beta[i] < beta[k]:
                     k = i
-            size = leave(k, size, beta, points, ids, gram)
+            size = leave(k, size, beta, points, ids, gram, known)
             normalise(beta, size)
             continue
         theta, blocking = 1.0, -1
@@ -426,7 +433,7 @@ def minor_cycles(size, beta, points, ids, gram, factor, u):
         i = 0
         while i < size:
             if beta[i] <= VANISHING and size > 1:
-                size = leave(i, size, beta, points, ids, gram)
+                size = leave(i, size, beta, points, ids, gram, known)
             else:
                 i += 1
         normalise(beta, size)
@@ -455,14 +462,14 @@ def combine(size, beta, points, x):
 
 
 @nb.njit(cache=True, error_model="numpy")
-def nearest_over(c, members, size, beta, points, ids, gram, factor, u, x):
+def nearest_over(c, members, size, beta, points, ids, gram, factor, known, u, x):
     """Wolfe's algorithm: from the corral given, the least-norm point x of the hull of c[members]; the new size.
 
     The corral must be part of the members, and not empty; ids[k, 0] is the key of point k.
     """
     room = points.shape[0]
     for _ in range(4 * members.shape[0] + 20):  # Wolfe needs about as many; the corral is valid at any stop
-        size = minor_cycles(size, beta, points, ids, gram, factor, u)
+        size = minor_cycles(size, beta, points, ids, gram, factor, known, u)
         combine(size, beta, points, x)
         square = dot(x, x)
         deepest, least = -1, square * (1.0 - POINT_TOLERANCE)
@@ -477,12 +484,12 @@ def nearest_over(c, members, size, beta, points, ids, gram, factor, u, x):
             break
         size = enter(c[deepest], size, beta, points, gram)
         ids[size - 1, 0] = deepest
-    polish(size, beta, points, gram, factor, u, x)
+    polish(size, beta, points, gram, factor, known, u, x)
     return size
 
 
 @nb.njit(cache=True, error_model="numpy")
-def polish(size, beta, points, gram, factor, u, x):
+def polish(size, beta, points, gram, factor, known, u, x):
     """Iterative refinement of the corral's weights, from x itself rather than the Gram matrix, while |x| falls.
 
     The Gram matrix squares the values, so a distance below 1e-8 of their size is lost in it; the gradient points.x is
@@ -492,7 +499,7 @@ def polish(size, beta, points, gram, factor, u, x):
         return
     ones, moved = np.empty(size), np.empty(x.shape[0])
     for _ in range(POLISHING):
-        if not affine_minimiser(gram, size, factor, u):
+        if not affine_minimiser(gram, size, factor, known, u):
             return
         for i in range(size):  # u = (Q + t ee')^-1 gradient, ones = (Q + t ee')^-1 e, by the factor just made
             u[i] = dot(points[i], x)
@@ -524,19 +531,20 @@ def polish(size, beta, points, gram, factor, u, x):
 
 @nb.njit(cache=True, error_model="numpy")
 def workspace(room, width, n_ids):
-    """Arrays of a corral of at most `room` points: beta, points, ids, gram, factor, u."""
+    """Arrays of a corral of at most `room` points: beta, points, ids, gram, factor, known, u."""
     return (
         np.empty(room),
         np.empty((room, width)),
         np.empty((room, n_ids), np.int64),
         np.empty((room, room)),
         np.empty((room, room)),
+        np.zeros(2),
         np.empty(room),
     )
 
 
 @nb.njit(cache=True, error_model="numpy")
-def nearest_to(c, members, beta, points, ids, gram, factor, u, x):
+def nearest_to(c, members, beta, points, ids, gram, factor, known, u, x):
     """The least-norm point of the hull of c[members] from the nearest member; the corral's size."""
     first, least = members[0], dot(c[members[0]], c[members[0]])
     for j in members:
@@ -546,7 +554,7 @@ def nearest_to(c, members, beta, points, ids, gram, factor, u, x):
     size = enter(c[first], 0, beta, points, gram)
     beta[0] = 1.0
     ids[0, 0] = first
-    return nearest_over(c, members, size, beta, points, ids, gram, factor, u, x)
+    return nearest_over(c, members, size, beta, points, ids, gram, factor, known, u, x)
 
 
 @nb.njit(REAL(MATRIX, KEYS), cache=True, error_model="numpy")
@@ -554,8 +562,8 @@ def free_error_of(c, members):
     """e_f: the distance of mu from the hull of the members' values. A point of the hull attains what is returned."""
     d = c.shape[1]
     x = np.empty(d)
-    beta, points, ids, gram, factor, u = workspace(min(members.shape[0], d + 1) + 1, d, 1)
-    nearest_to(c, members, beta, points, ids, gram, factor, u, x)
+    beta, points, ids, gram, factor, known, u = workspace(min(members.shape[0], d + 1) + 1, d, 1)
+    nearest_to(c, members, beta, points, ids, gram, factor, known, u, x)
     return math.sqrt(dot(x, x))
 
 
@@ -616,7 +624,7 @@ def frank_wolfe_fully_corrective(c, w, s):
     """
     d = c.shape[1]
     x = np.empty(d)
-    beta, points, ids, gram, factor, u = workspace(min(s, d + 1) + 1, d, 1)
+    beta, points, ids, gram, factor, known, u = workspace(min(s, d + 1) + 1, d, 1)
     j = nearest_key(c, w)
     size = enter(c[j], 0, beta, points, gram)
     beta[0] = 1.0
@@ -626,14 +634,14 @@ def frank_wolfe_fully_corrective(c, w, s):
         j, depth = deepest_key(c, w, x)
         if depth >= dot(x, x) * (1.0 - POINT_TOLERANCE) or size == points.shape[0]:
             break
-        known = False
+        taken = False
         for k in range(size):
-            known = known or ids[k, 0] == j
-        if known:
+            taken = taken or ids[k, 0] == j
+        if taken:
             break
         size = enter(c[j], size, beta, points, gram)
         ids[size - 1, 0] = j
-        size = minor_cycles(size, beta, points, ids, gram, factor, u)
+        size = minor_cycles(size, beta, points, ids, gram, factor, known, u)
         combine(size, beta, points, x)
     return np.sort(ids[:size, 0]), math.sqrt(dot(x, x))
 
@@ -646,6 +654,7 @@ def copy_corral(size, source, target):
         target[1][k] = source[1][k]
         target[2][k, 0] = source[2][k, 0]
         target[3][k, :size] = source[3][k, :size]
+    target[5][0] = 0.0  # the factor is not copied
 
 
 @nb.njit(nb.types.Tuple((FOUND, REAL, COUNT))(MATRIX, VECTOR, KEYS, COUNT), cache=True, error_model="numpy")
@@ -663,7 +672,7 @@ def improve_support(c, w, start, rounds):
     support = np.sort(start)
     inside = np.zeros(c.shape[0], np.bool_)
     inside[support] = True
-    size = nearest_to(c, support, now[0], now[1], now[2], now[3], now[4], now[5], x)
+    size = nearest_to(c, support, now[0], now[1], now[2], now[3], now[4], now[5], now[6], x)
     best = math.sqrt(dot(x, x))
     wider, share = np.empty(s + 1, np.int64), np.empty(s)
     for done in range(rounds):
@@ -685,7 +694,7 @@ def improve_support(c, w, start, rounds):
             wider[s] = j
             wide_size = enter(c[j], size, wide[0], wide[1], wide[3])
             wide[2][wide_size - 1, 0] = j
-            wide_size = nearest_over(c, wider, wide_size, wide[0], wide[1], wide[2], wide[3], wide[4], wide[5], tried)
+            wide_size = nearest_over(c, wider, wide_size, wide[0], wide[1], wide[2], wide[3], wide[4], wide[5], wide[6], tried)
             share[:] = 0.0  # of the support's keys in the wider solution
             for k in range(wide_size):
                 for i in range(s):
@@ -699,12 +708,12 @@ def improve_support(c, w, start, rounds):
                 trial_size = wide_size
                 for k in range(wide_size):
                     if wide[2][k, 0] == support[out]:
-                        trial_size = leave(k, wide_size, narrow[0], narrow[1], narrow[2], narrow[3])
+                        trial_size = leave(k, wide_size, narrow[0], narrow[1], narrow[2], narrow[3], narrow[5])
                 if trial_size == 0:
                     break
                 normalise(narrow[0], trial_size)
                 trial_size = nearest_over(
-                    c, narrower, trial_size, narrow[0], narrow[1], narrow[2], narrow[3], narrow[4], narrow[5], tried
+                    c, narrower, trial_size, narrow[0], narrow[1], narrow[2], narrow[3], narrow[4], narrow[5], narrow[6], tried
                 )
                 error = math.sqrt(dot(tried, tried))
                 if error < best * LESS_FREE:
@@ -900,6 +909,7 @@ def branch_and_bound(a, w, reach, start, error, target, gap, floor, least_mass, 
     width = d + 1 if floored else d  # the last coordinate is kappa h_A once the mass floor binds at a node, else 0
     room, depth = min(width, n) + 2, s + 4
     slack = (d + 8) * U
+    early = 1.0 if n <= FEW_KEYS else EARLY_STOP
     best, best_set = error, start.copy()
     tau = target if target > 0.0 else (1.0 - gap) * best
     kappa = 3.0 * tau  # scales h against m; it steers, for every nu >= 0 is valid
@@ -912,7 +922,7 @@ def branch_and_bound(a, w, reach, start, error, target, gap, floor, least_mass, 
     stack_size, stack_beta = np.zeros(depth, np.int64), np.empty((depth, room))
     stack_points, stack_ids = np.empty((depth, room, width)), np.empty((depth, room, s), np.int64)
     free, kept = np.empty(n, np.int32), np.empty(s, np.int64)
-    beta, points, ids, gram, factor, u = workspace(room, width, s)
+    beta, points, ids, gram, factor, known, u = workspace(room, width, s)
     x, y = np.empty(width), np.zeros(width)
     z, z_best, p, mean = np.empty(d), np.empty(d), np.empty(d), np.empty(d)
     low, chosen, least = np.empty(n), np.empty(s + 2, np.int64), np.empty(s + 2)
@@ -1051,17 +1061,19 @@ def branch_and_bound(a, w, reach, start, error, target, gap, floor, least_mass, 
                     y[d] = 0.0
                 size = enter(y, 0, beta, points, gram)
                 beta[0] = 1.0
+                known[0] = 0.0
                 stale_gram = False
             elif stale_gram:
                 for k in range(size):
                     for i in range(k + 1):
                         gram[k, i] = dot(points[k], points[i])
                         gram[i, k] = gram[k, i]
+                known[0] = 0.0
                 stale_gram = False
             pruned, binding, settled, f_best, nu_best = False, False, False, -np.inf, 0.0
             z_best[:] = 0.0
             for step in range(MOST_STEPS):
-                size = minor_cycles(size, beta, points, ids, gram, factor, u)
+                size = minor_cycles(size, beta, points, ids, gram, factor, known, u)
                 combine(size, beta, points, x)
                 square = dot(x, x)
                 excess = 0.0
@@ -1076,10 +1088,11 @@ def branch_and_bound(a, w, reach, start, error, target, gap, floor, least_mass, 
                             for i in range(k + 1):
                                 gram[k, i] = dot(points[k], points[i])
                                 gram[i, k] = gram[k, i]
+                        known[0] = 0.0
                         continue
                 if settled or (binding and excess <= 0.0):
                     break
-                if step > 0 and math.sqrt(square) < EARLY_STOP * tau and f_best > -np.inf:
+                if step > 0 and math.sqrt(square) < early * tau and f_best > -np.inf:
                     break
                 for i in range(d):
                     mean[i] = x[i]
@@ -1134,7 +1147,7 @@ def branch_and_bound(a, w, reach, start, error, target, gap, floor, least_mass, 
                 if e < best and whole >= least_mass:
                     best, tau = e, lowered(tau, target, gap, e)
                     best_set[:] = trial
-                if size == room or (math.sqrt(square) < EARLY_STOP * tau and (binding or excess <= SHORTFALL)):
+                if size == room or (math.sqrt(square) < early * tau and (binding or excess <= SHORTFALL)):
                     break
                 if dot(x, y) >= square * (1.0 - FACE_TOLERANCE):
                     if binding or excess <= SHORTFALL:
@@ -1217,7 +1230,7 @@ def branch_and_bound(a, w, reach, start, error, target, gap, floor, least_mass, 
                     if valid and held == n_kept:
                         k += 1
                     else:
-                        size = leave(k, size, beta, points, ids, gram)
+                        size = leave(k, size, beta, points, ids, gram, known)
                 for t in range(n_free):
                     mark[free[t]] = 0.0
                 for k in range(n_kept):
