@@ -27,6 +27,7 @@ all: setup
 	@$(PY) -m capture --model $(FAMILIES)
 	@$(PY) -m enumerate optima --s $(BUDGETS)
 	@$(PY) -m enumerate certify --s $(BUDGETS) --manifest small
+	@$(PY) -m solvers.reductions --only-table
 	@$(PY) -m analysis
 	@$(PY) -m figures report
 	@echo "Done. Look at $(CURDIR)/out/report.html; figures with their data are in $(CURDIR)/out/figures."

@@ -356,3 +356,6 @@ def test_the_command_is_current_the_second_time(
     assert "current" in second.err
     assert second.out == first.out
     assert read(HARDNESS, Store(tmp_path).fit("hardness")).equals(before)
+    hardness(tmp_path, seed=4, only_table=True)
+    third = capsys.readouterr()
+    assert "written" in third.err and third.out == ""

@@ -22,6 +22,7 @@ application = app("Hardness, running: what makes the least forced error hard to 
 def hardness(
     data: Annotated[Path, typer.Option(help="Folder of the artefacts: captured rows, fits/hardness.parquet.")] = DATA,
     seed: Annotated[int, typer.Option(min=0, help="Seed of the random instances and of the captured rows.")] = 0,
+    only_table: Annotated[bool, typer.Option("--only-table", help="Write the figure's table and tell nothing.")] = False,
 ) -> None:
     """Turn NP-complete problems into rows and back, and count the nodes that such rows take beside captured ones."""
     where = Store(data)
@@ -36,6 +37,8 @@ def hardness(
         frame = growth.as_frame([growth.searched(problem) for problem in problems])
         store.write(HARDNESS, frame, path, made)
         print(f"{path}: written", file=sys.stderr)
+    if only_table:
+        return
     story.show(Console(width=None if sys.stdout.isatty() else PLAIN_WIDTH), frame)
 
 
