@@ -21,7 +21,7 @@ MASS_SLACK = 1e-12  # p(A) >= rho p(top-mass) is compared with this relative sla
 CASCADE = (0.5, 0.1)  # floors that a search without one goes through first: each is easy, and starts the next
 BRACKET = (0.9, 0.75, 0.5, 0.25)  # shares of the best error that are tried as lower bounds where no proof ends
 FIRST_NODES = 300  # nodes of a whole row before better subsets to start from are looked for: most proofs end within
-KICKED_KEYS, KICKS = 256, 300  # keys of largest reach among which kicked copies of the best subset are improved
+KICKED_KEYS, KICKS = 512, 250  # keys of largest reach among which kicked copies of the best subset are improved
 WINDOW, WINDOW_TRIES = 1024, 3  # keys of like weight among which subsets of little mass are looked for, starts in each
 SEARCH_SHARE = 0.75  # of a time limit for the search; the rest is for a lower bound where no proof ended
 MOST_DIMENSIONS = 4096  # the relative slack on computed norms covers no more
@@ -260,16 +260,13 @@ def _least(problem: _Problem, rho: float, start: Indices, gap: float, nodes: int
 
 def _better_start(problem: _Problem, rho: float, subset: Indices) -> Indices:
     """The best of a subset, of what kicks make of it, and, without a floor, of subsets of little mass."""
-    reach = problem.weights * problem.distances
-    near = np.union1d(np.argsort(-reach, kind="stable")[:KICKED_KEYS], subset)
-    least_mass = _least_mass(problem, rho)
+    by_reach = np.argsort(-problem.weights * problem.distances, kind="stable")
+    place = np.empty_like(by_reach)
+    place[by_reach] = np.arange(by_reach.size)
+    near = by_reach[np.union1d(np.arange(min(KICKED_KEYS, by_reach.size)), place[subset])]
+    start = np.searchsorted(place[near], np.sort(place[subset]))
     moved, _ = kernels.kicked(
-        problem.steps[near],
-        problem.weights[near],
-        np.searchsorted(near, np.sort(subset)),
-        least_mass,
-        KICKS,
-        problem.deadline,
+        problem.steps[near], problem.weights[near], start, _least_mass(problem, rho), KICKS, problem.deadline
     )
     found = [subset, np.asarray(near[moved])]
     if rho == 0:

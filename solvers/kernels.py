@@ -47,6 +47,9 @@ LARGEST_NU = 1e3  # times tau: a larger multiplier of the floor only costs digit
 
 IMPROVED = 1.0 - 1e-12  # a swap must lower e_s below this share of it (P1: a swap that decreases e_s)
 LESS_FREE = 1.0 - 1e-9  # a change of support must lower the free error below this share of it
+MOST_SWAPS = 200  # from one kick: rounding must not let them circle
+NEAR_BUDGETS, NEAR_TENTHS = 2, 7  # so many tenths of a kick's keys come from the first 2 s keys: few others are kept
+CLOCK_KICKS = 8  # kicks between two looks at the clock: a millisecond or so
 REFRESH = 1024  # enumeration recomputes its running sum from scratch every so many subsets
 
 
@@ -694,7 +697,9 @@ def improve_support(c, w, start, rounds):
             wider[s] = j
             wide_size = enter(c[j], size, wide[0], wide[1], wide[3])
             wide[2][wide_size - 1, 0] = j
-            wide_size = nearest_over(c, wider, wide_size, wide[0], wide[1], wide[2], wide[3], wide[4], wide[5], wide[6], tried)
+            wide_size = nearest_over(
+                c, wider, wide_size, wide[0], wide[1], wide[2], wide[3], wide[4], wide[5], wide[6], tried
+            )
             share[:] = 0.0  # of the support's keys in the wider solution
             for k in range(wide_size):
                 for i in range(s):
@@ -713,7 +718,17 @@ def improve_support(c, w, start, rounds):
                     break
                 normalise(narrow[0], trial_size)
                 trial_size = nearest_over(
-                    c, narrower, trial_size, narrow[0], narrow[1], narrow[2], narrow[3], narrow[4], narrow[5], narrow[6], tried
+                    c,
+                    narrower,
+                    trial_size,
+                    narrow[0],
+                    narrow[1],
+                    narrow[2],
+                    narrow[3],
+                    narrow[4],
+                    narrow[5],
+                    narrow[6],
+                    tried,
                 )
                 error = math.sqrt(dot(tried, tried))
                 if error < best * LESS_FREE:
@@ -733,38 +748,89 @@ def improve_support(c, w, start, rounds):
 # Better subsets to start from
 
 
+@nb.njit(cache=True, error_model="numpy")
+def drawn(state, below):
+    """The next state of a linear congruential generator (Knuth's MMIX), and a number from 0 to below - 1."""
+    state = state * np.uint64(6364136223846793005) + np.uint64(1442695040888963407)
+    return state, np.int64(state >> np.uint64(33)) % below
+
+
+@nb.njit(cache=True, error_model="numpy")
+def best_swaps(gram, w, subset, inside, moved, least_mass):
+    """Swaps of largest decrease of e_s, as balance() makes them, by the Gram matrix of the steps; changes `subset`.
+
+    With it a swap costs s n instead of s n d. A subset of less than least_mass gains the mass first, if one swap
+    can do that. Its squares lose digits where y_A is far smaller than the steps, so what
+    it finds is to be evaluated from its keys. moved (n,) is work space: a_j . y_A.
+    """
+    n, s = w.shape[0], subset.shape[0]
+    moved[:] = 0.0
+    for i in subset:
+        for j in range(n):
+            moved[j] += gram[i, j]
+    for _ in range(MOST_SWAPS):
+        square, mass = 0.0, 0.0
+        for i in subset:
+            square += moved[i]
+            mass += w[i]
+        least, out, into = square / (mass * mass) * LESS_FREE, -1, -1
+        if mass < least_mass:
+            least = np.inf  # the first swaps restore the mass
+        for k in range(s):
+            i = subset[k]
+            without, rest = square - 2.0 * moved[i] + gram[i, i], mass - w[i]
+            for j in range(n):
+                whole = rest + w[j]
+                offered = without + gram[j, j] + 2.0 * (moved[j] - gram[i, j])
+                if offered < least * whole * whole and not inside[j] and whole >= least_mass:
+                    least, out, into = offered / (whole * whole), k, j
+        if out < 0 or not square > 0:
+            return
+        i = subset[out]
+        inside[i], inside[into] = False, True
+        subset[out] = into
+        for j in range(n):
+            moved[j] += gram[into, j] - gram[i, j]
+
+
 @nb.njit(nb.types.Tuple((FOUND, REAL))(MATRIX, VECTOR, KEYS, REAL, COUNT, REAL), cache=True, error_model="numpy")
 def kicked(a, w, start, least_mass, kicks, deadline):
     """The best subset that swaps find from kicked copies of the best so far (iterated local search).
 
-    A kick puts keys drawn at random in the place of 1 to 1 + s / 4 drawn members; what keeps less than least_mass is
-    passed over. Draws come from a linear congruential generator with a fixed start, so the result is repeatable.
-    Returns the subset and its error.
+    Keys should come by falling reach: a kick puts keys drawn at random, mostly from the first ones, in the place of 1
+    to s / 4 drawn members. The draws are the same each time, so the
+    result is repeatable unless the clock (`deadline`) ends it. Returns the subset and its error.
     """
     n, s = a.shape[0], start.shape[0]
-    best_set = np.sort(start)
-    best = error_of(a, w, best_set, np.empty(a.shape[1]))
+    gram = np.empty((n, n))
+    for i in range(n):
+        for j in range(i + 1):
+            gram[i, j] = dot(a[i], a[j])
+            gram[j, i] = gram[i, j]
+    best_set, trial, total = start.copy(), start.copy(), np.empty(a.shape[1])
+    best = error_of(a, w, best_set, total)
     state = np.uint64(20_081_110)
-    inside = np.zeros(n, np.bool_)
-    for _ in range(kicks):
-        trial = best_set.copy()
+    inside, moved = np.zeros(n, np.bool_), np.empty(n)
+    for kick in range(kicks):
+        if deadline < np.inf and kick % CLOCK_KICKS == 0 and now() > deadline:
+            break
+        trial[:] = best_set
         inside[:] = False
         inside[trial] = True
-        state = state * np.uint64(6364136223846793005) + np.uint64(1442695040888963407)
-        for _ in range(1 + np.int64(state >> np.uint64(33)) % max(1, s // 4)):
-            state = state * np.uint64(6364136223846793005) + np.uint64(1442695040888963407)
-            place = np.int64(state >> np.uint64(33)) % s
-            state = state * np.uint64(6364136223846793005) + np.uint64(1442695040888963407)
-            key = np.int64(state >> np.uint64(33)) % n
+        state, changes = drawn(state, max(2, s // 4))
+        for _ in range(1 + changes):
+            state, place = drawn(state, s)
+            state, tenth = drawn(state, 10)
+            state, key = drawn(state, min(n, NEAR_BUDGETS * s) if tenth < NEAR_TENTHS else n)
             if not inside[key]:
                 inside[trial[place]] = False
                 inside[key] = True
                 trial[place] = key
-        if shortfall(w, trial, least_mass) > 0.0:
-            continue
-        subset, error, _ = balance(a, w, trial, least_mass, deadline)
-        if error < best:
-            best, best_set = error, subset
+        best_swaps(gram, w, trial, inside, moved, least_mass)
+        error = error_of(a, w, trial, total)
+        if error < best and shortfall(w, trial, least_mass) <= 0.0:
+            best = error
+            best_set[:] = trial
     return best_set, best
 
 

@@ -22,7 +22,9 @@ application = app("Hardness, running: what makes the least forced error hard to 
 def hardness(
     data: Annotated[Path, typer.Option(help="Folder of the artefacts: captured rows, fits/hardness.parquet.")] = DATA,
     seed: Annotated[int, typer.Option(min=0, help="Seed of the random instances and of the captured rows.")] = 0,
-    only_table: Annotated[bool, typer.Option("--only-table", help="Write the figure's table and tell nothing.")] = False,
+    only_table: Annotated[
+        bool, typer.Option("--only-table", help="Write the figure's table and tell nothing.")
+    ] = False,
 ) -> None:
     """Turn NP-complete problems into rows and back, and count the nodes that such rows take beside captured ones."""
     where = Store(data)
