@@ -18,7 +18,7 @@ LABEL_SLACK = (
     2e-9  # a label is no if the bound is below 0.9 e_top by no more than this share: proofs have a gap of 1e-9
 )
 BOUND_SLACK = 1e-9  # a bound may be above the error of a known subset by this share, and rounding, and no more
-FLOOR_SLACK = 1e-12  # a subset whose mass is below a floor by no more than this share keeps it, as in the search
+FLOOR_SLACK = 1.1e-12  # a subset whose mass is below a floor by no more than this share keeps it: 1e-12 in the search
 IMPROVED = 0.01  # an optimum is improved if it is below the pool's by more than this share of it (P1, solver audit)
 DECILES = 10
 DROPPED_EDGES = (0.0, 0.05, 0.1, 0.2, 0.3, 0.4, 0.6, 1.0)  # bins of table proved by dropped mass

@@ -27,6 +27,21 @@ def app(help_text: str) -> typer.Typer:
     )
 
 
+# What a file system may say of a place to write to: it is no fault of the program's.
+REFUSED = (
+    errno.ENOSPC,
+    errno.EDQUOT,
+    errno.EFBIG,
+    errno.EACCES,
+    errno.EROFS,
+    errno.EPERM,
+    errno.EEXIST,
+    errno.ENOTDIR,
+    errno.EISDIR,
+    errno.ENAMETOOLONG,
+)
+
+
 def run(application: typer.Typer, name: str) -> None:
     """Run a stage and exit: 0, or 2 with one line on bad use, bad input, a full disk; 130 when interrupted."""
     try:
@@ -40,7 +55,7 @@ def run(application: typer.Typer, name: str) -> None:
     except KeyboardInterrupt:
         sys.exit(130)
     except OSError as error:
-        if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EACCES, errno.EROFS, errno.EPERM):
+        if error.errno not in REFUSED:
             raise
         _fail(name, f"{error.filename or 'output'}: {error.strerror}; what was already written is intact")
     else:

@@ -87,7 +87,9 @@ class Store:
 
     def proof(self, model: str, s: int, row_id: str, mass_floor: float) -> Path:
         """The proof log of one row at one budget and mass floor."""
-        name = f"{re.sub('[^A-Za-z0-9._-]', '-', row_id)}-floor-{mass_floor:g}.parquet"
+        readable = re.sub("[^A-Za-z0-9._-]", "-", row_id)[:80]
+        digest = hashlib.sha256(row_id.encode()).hexdigest()[:12]  # two ids may read the same
+        name = f"{readable}-{digest}-floor-{mass_floor!r}.parquet"
         return self.root / "proofs" / model / f"s-{s:03d}" / name
 
     def fit(self, name: str) -> Path:

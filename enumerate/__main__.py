@@ -23,6 +23,7 @@ from enumerate.rules import RULES, SEARCHES
 from enumerate.show import show as show_row
 from enumerate.user_rule import parse
 from enumerate.work import parse_budgets
+from solvers.branch_and_bound import NO_LIMIT
 
 application = app("Forced-weight optima of attention rows, and every rule beside them.")
 DataFolder = Annotated[Path, typer.Option("--data", help="Folder of the artefacts.")]
@@ -85,7 +86,7 @@ def certify_rows(
     model: Annotated[str, typer.Option(help="Only this model or family; empty: all that were captured.")] = "",
     rows: Annotated[str, typer.Option(help="Your own rows, once they have been graded: .npz or .parquet.")] = "",
     seed: Annotated[int, typer.Option(help="Of the draw of the manifest.")] = 0,
-    floors: Annotated[str, typer.Option(help="Mass floors rho: p(A) >= rho p(top-mass).")] = _FLOORS,
+    floors: Annotated[str, typer.Option(help="Mass floors rho: p(A) >= rho p(top-mass); 0.5 is always one.")] = _FLOORS,
     node_limit: Annotated[int, typer.Option(help=f"Nodes of a pair; 0: {_of_manifest(NODE_LIMITS)}.")] = 0,
     time_limit: Annotated[
         float, typer.Option(help=f"Seconds of a pair, a safety; 0: {_of_manifest(TIME_LIMITS)}.")
@@ -106,8 +107,8 @@ def certify_rows(
         raise BadInput(f"WORKERS={workers}: expected 0 or more")
     if rows and model:
         raise BadInput("ROWS and MODEL together: expected one of them")
-    if node_limit < 0:
-        raise BadInput(f"NODE_LIMIT={node_limit}: expected at least 1, or 0 for the manifest's own limit")
+    if not 0 <= node_limit <= NO_LIMIT:
+        raise BadInput(f"NODE_LIMIT={node_limit}: expected 1 to {NO_LIMIT}, or 0 for the manifest's own limit")
     if not 0 <= time_limit < math.inf:
         raise BadInput(f"TIME_LIMIT={time_limit}: expected seconds, or 0 for the manifest's own limit")
     if replay_all and not proof:

@@ -130,8 +130,9 @@ def difference(models: Sequence[str], settings: Settings) -> str:
     there = published.find("solver_manifest")
     theirs = "" if there is None else f"Published: {there.model} on {there.text}, {there.condition}. "
     return (
-        f"{theirs}Here: {', '.join(models)} on the captured text, branch and bound, at most {settings.node_limit}"
-        f" nodes and {settings.time_limit:g} s a pair on one core (more, where a pair was searched so before)."
+        f"{theirs}Here: {', '.join(models)}, branch and bound, at most {settings.node_limit} nodes a pair, half as many"
+        f" again for the bound of an open one, and {settings.time_limit:g} s by the clock on one core, a third of it"
+        " again for an open label (more, where a pair was searched so before)."
     )
 
 

@@ -39,7 +39,10 @@ def spread(
         os.environ.setdefault(variable, "1")
     done: dict[Key, dict[int, Result]] = defaultdict(dict)
     pool = ProcessPoolExecutor(
-        workers, mp_context=multiprocessing.get_context("spawn"), initializer=_end_with, initargs=(os.getpid(),)
+        min(workers, sum(map(len, pieces.values()))),
+        mp_context=multiprocessing.get_context("spawn"),
+        initializer=_end_with,
+        initargs=(os.getpid(),),
     )
     try:
         futures: dict[Future[Result], tuple[Key, int]] = {

@@ -15,10 +15,15 @@ from data.schema import PROOF, SUBSETS
 from data.store import is_current, read
 from enumerate.documents import Selection, rows_of
 from enumerate.rows import RowToGrade
+from solvers import top_mass
+from solvers.branch_and_bound import PROOF_GAP
 from solvers.certificate import Certificate
+from solvers.exhaustive import leaf_rounding
+from solvers.problem import Instance
 from solvers.proof import BRANCH, InvalidProof, Proof, load, save
 from solvers.replay import ERROR_SLACK, exact_error_squared, replay
 
+LIGHTEST = 1 - 1.1e-12  # a floor may be missed by 1e-12 relatively, and its rounding
 REPLAYED_NODES = 5_000  # a longer log is replayed only on request
 
 
@@ -46,9 +51,9 @@ class Replays:
         return cls(**sums, failures=[line for part in found for line in part.failures])
 
 
-def provenance_of(row_id: str, s: int, mass_floor: float, rows: str, code: str) -> Provenance:
-    """How the log of one floor of a row comes to be."""
-    parameters = {"row_id": row_id, "s": s, "mass_floor": mass_floor}
+def provenance_of(row_id: str, s: int, mass_floor: float, lower: float, rows: str, code: str) -> Provenance:
+    """How the log of one floor of a row comes to be; it is of the table's own search if it proves the same bound."""
+    parameters = {"row_id": row_id, "s": s, "mass_floor": mass_floor, "lower": lower}
     return Provenance("certify", parameters, 0, {"rows": rows}, code)
 
 
@@ -56,7 +61,7 @@ def write_logs(store: Store, row: RowToGrade, s: int, found: Certificate, rows: 
     """Put down the log of every proved floor that claims a bound."""
     for floor in found.floors:
         if floor.proved and floor.proof is not None:
-            provenance = provenance_of(row.row_id, s, floor.rho, rows, code)
+            provenance = provenance_of(row.row_id, s, floor.rho, floor.lower, rows, code)
             save(floor.proof, store.proof(row.model, s, row.row_id, floor.rho), provenance)
 
 
@@ -68,7 +73,7 @@ def without_logs(store: Store, model: str, subsets: pl.DataFrame, rows: str, cod
         if not is_current(
             PROOF,
             store.proof(model, record["s"], record["row_id"], record["mass_floor"]),
-            provenance_of(record["row_id"], record["s"], record["mass_floor"], rows, code),
+            provenance_of(record["row_id"], record["s"], record["mass_floor"], record["lower"], rows, code),
         )
     }
 
@@ -101,16 +106,28 @@ def _logged(subsets: pl.DataFrame) -> pl.DataFrame:
 
 
 def _check_subset(row: RowToGrade, record: dict[str, Any]) -> Replays:
-    """That the exact error is the one stated, within rounding, and not below the bound."""
+    """What the record says of its subset and of its bound, but that no other subset is better."""
+    instance, s, rho = row.instance, record["s"], record["mass_floor"]
     keys = np.array(record["subset"], dtype=np.int64) - row.first_key
-    squared = exact_error_squared(row.instance.weights, row.instance.values, keys)
+    squared = exact_error_squared(instance.weights, instance.values, keys)
     error, lower = Fraction(record["error"]), Fraction(record["lower"])
-    off = Fraction(row.instance.rounding) + ERROR_SLACK * error
-    if max(Fraction(0), error - off) ** 2 <= squared <= (error + off) ** 2 and squared >= lower**2:
-        return Replays(subsets=1)
-    where = f"{row.row_id} at s = {record['s']}, floor {record['mass_floor']:g}"
-    said = f"error {record['error']!r}, lower {record['lower']!r}"
-    return Replays(subsets=1, failures=[f"{where}: {said}, but its subset has {math.sqrt(squared)!r}"])
+    off = Fraction(instance.rounding) + ERROR_SLACK * error
+    said = f"{row.row_id} at s = {s}, floor {rho:g}: error {record['error']!r}, lower {record['lower']!r}"
+    failures = []
+    if not (max(Fraction(0), error - off) ** 2 <= squared <= (error + off) ** 2 and squared >= lower**2):
+        failures.append(f"{said}, but its subset has {math.sqrt(squared)!r}")
+    if keys.size != s or instance.kept_mass(keys) < rho * instance.kept_mass(top_mass(instance, s)) * LIGHTEST:
+        failures.append(f"{said}, but its {keys.size} keys are not {s} that keep the floor")
+    # "optimal" leaves room for the proof gap and for the rounding that the bound has taken off.
+    gap = Fraction(2 * PROOF_GAP) * error + 4 * Fraction(_rounding(instance))
+    if record["status"] == "optimal" and lower < error - gap:
+        failures.append(f"{said} is called optimal, but the bound does not say so")
+    return Replays(subsets=1, failures=failures)
+
+
+def _rounding(row: Instance) -> float:
+    """What a search takes off a proved bound for rounding, in the unit of the values."""
+    return row.rounding + leaf_rounding(row, row.n) * row.unit
 
 
 def _check_log(row: RowToGrade, record: dict[str, Any], path: Path, replay_all: bool) -> Replays:

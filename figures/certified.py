@@ -87,7 +87,8 @@ def sentences(certified: pl.DataFrame) -> list[str]:
         f"Without a mass floor the optimum is proved on {of('n_proved')}; the best subset known keeps less than half of"
         f" top-mass's weight on {of('n_below_half')}, less than a tenth on {of('n_below_tenth')}, and on"
         f" {of('n_changed')}{more} a tenth of the error can be removed without the floor but not with it. The"
-        f" unconstrained ceiling (median): {brackets(records)}.",
+        f" unconstrained ceiling (median of {_ends(own['n_rows'].to_list())} rows a budget, whose sampling error comes"
+        f" on top): {brackets(records)}.",
     ]
 
 
@@ -128,7 +129,9 @@ def about(store: Store, certified: pl.DataFrame) -> list[str]:
         f"{own['model'][0]}: {rows} of {all_rows} rows at {_budgets(own)}, from {documents} documents (at most {each}"
         f" rows a document and budget).{_spread(certified)}"
     ]
-    lines += [line for line in (*_drawn(store), _limits(store, str(own["model"][0]))) if line]
+    lines += _drawn(store, int(certified["n_rows"].sum()))
+    if limits := _limits(store, str(own["model"][0])):
+        lines.append(limits)
     others = style.in_order(certified).filter(pl.col("model") != own["model"][0])
     if not others.is_empty():
         total = int(others["n_rows"].sum())
@@ -196,7 +199,10 @@ def beside_published(certified: pl.DataFrame) -> PageTable:
         ("largest improvement, by budget", "improvement_largest", "solver_largest_improvement"),
     ):
         add(name, [(whole, numbers(column, 1, share=True), _theirs(key, 1, share=True))], _there(key))
-    for name, column in (("cap of the median, floor ½", "half_cap"), ("cap of the median, no floor", "full_cap")):
+    for name, column, floored in (
+        ("cap of the median, floor ½", "half_cap", True),
+        ("cap of the median, no floor", "full_cap", False),
+    ):
         caps = [
             (
                 str(row["s"]),
@@ -204,11 +210,12 @@ def beside_published(certified: pl.DataFrame) -> PageTable:
                     Cell(with_interval(row, column)),
                     *(Cell(span(frame.filter(pl.col("s") == row["s"])[column].to_list())) for frame in columns[1:]),
                 ],
-                _theirs("cap", 3, int(row["s"])),
+                NONE if floored else _theirs("cap", 3, int(row["s"])),
             )
             for row in first.iter_rows(named=True)
         ]
-        add(name, caps, f"{_there('cap', int(first['s'][0]))}. Ours: from proved lower bounds, row by row")
+        ours = "Ours: from proved lower bounds, row by row"
+        add(name, caps, f"a mass floor is ours. {ours}" if floored else f"{_there('cap', int(first['s'][0]))}. {ours}")
     seconds = [
         Cell(f"{number(frame['seconds'].to_numpy().max(), 3)}", f"longest {number(frame['seconds_largest'].max(), 1)}")
         for frame in columns
@@ -239,9 +246,9 @@ def _spread(certified: pl.DataFrame) -> str:
     )
 
 
-def _drawn(store: Store) -> list[str]:
+def _drawn(store: Store, certified: int) -> list[str]:
     """The manifests that the store holds, each with its size, its seed and the beginning of the hash of its pairs."""
-    lines = []
+    lines, largest = [], 0
     for path in sorted(store.manifest("").parent.glob("*.parquet")):
         pairs, made = read(MANIFEST, path, ["row_id", "s"]), footer(MANIFEST, path)
         digest = digest_of(f"{row_id} {s}" for row_id, s in pairs.iter_rows())
@@ -249,6 +256,9 @@ def _drawn(store: Store) -> list[str]:
             f"Manifest {path.stem}: {count(pairs.height)} pairs over all its models, seed {made['seed']}, sha256 of the"
             f" pairs {digest[:16]}."
         )
+        largest = max(largest, pairs.height)
+    if lines and certified > largest:
+        lines.append(f"In all {count(certified)} pairs are certified, of these and of earlier draws.")
     return lines
 
 
@@ -260,7 +270,10 @@ def _limits(store: Store, model: str) -> str:
     if not pairs:
         return ""
     nodes, seconds = zip(*pairs, strict=True)
-    return f"Limits of a pair: {_ends(nodes)} nodes a search, {_ends(seconds)} s."
+    return (
+        f"Limits of a pair: {_ends(nodes)} nodes, half as many again for the bound of an open one; by the clock"
+        f" {_ends(seconds)} s, a third of it again for an open label."
+    )
 
 
 def _ends(values: Sequence[float]) -> str:

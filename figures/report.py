@@ -256,7 +256,8 @@ def _finding(tables: Mapping[str, pl.DataFrame]) -> list[str]:
     areas = reach(of("predictor", statistic="dropped_mass"), "auc", 2)
     if areas != NONE:
         sentences.append(
-            "The dropped mass alone tells those rows from the others with an area under the ROC curve of"
+            "The dropped mass alone tells the rows with at least a tenth to gain from the others with an area under the"
+            " ROC curve of"
             f" {areas} ({_documents(documents)})."
         )
     exact = reach(records, "balancing_exact", 0, share=True)

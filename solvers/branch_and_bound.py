@@ -4,6 +4,7 @@ import math
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import cache
 from itertools import pairwise
 
 import numpy as np
@@ -25,6 +26,7 @@ KICKED_KEYS, KICKS = 512, 250  # keys of largest reach among which kicked copies
 WINDOW, WINDOW_TRIES = 1024, 3  # keys of like weight among which subsets of little mass are looked for, starts in each
 SEARCH_SHARE = 0.75  # of a time limit for the search; the rest is for a lower bound where no proof ended
 MOST_DIMENSIONS = 4096  # the relative slack on computed norms covers no more
+MOST_MEMORY = 8 * 2**30  # bytes that a search may set aside; it touches what its tree needs
 NO_LIMIT = 2**62
 STOPPED_BY = {
     kernels.DONE: "finished",
@@ -198,11 +200,17 @@ def _problem(
     _check_dimensions(row)
     if not 0 <= mass_floor <= 1:
         raise ValueError(f"mass_floor = {mass_floor}: expected 0 <= mass_floor <= 1")
-    if node_limit is not None and node_limit < 1:
-        raise ValueError(f"node_limit = {node_limit}: expected at least 1")
-    if time_limit is not None and not time_limit > 0:
-        raise ValueError(f"time_limit = {time_limit}: expected a positive number of seconds")
+    if node_limit is not None and not (isinstance(node_limit, int | np.integer) and 1 <= node_limit <= NO_LIMIT):
+        raise ValueError(f"node_limit = {node_limit}: expected a whole number from 1 to {NO_LIMIT}")
+    if time_limit is not None:
+        if not time_limit > 0:
+            raise ValueError(f"time_limit = {time_limit}: expected a positive number of seconds")
+        _clock_compiled()
     row.check_budget(s)
+    # What branch and bound keeps on its stack: s + 4 nodes of at most d + 3 points, each with its s keys.
+    stack = 8 * (s + 4) * (min(row.d, row.n) + 3) * (row.d + s + 2)
+    if stack > MOST_MEMORY:
+        raise ValueError(f"s = {s} and d = {row.d} would take {stack >> 30} GiB: expected at most {MOST_MEMORY >> 30}")
     now = time.perf_counter()
     # By falling weight, so that windows of like weight are slices.
     keys = row.order[: row.n_positive] if candidates is None else searchable(row, s, candidates)
@@ -226,6 +234,12 @@ def _problem(
     )
 
 
+@cache
+def _clock_compiled() -> None:
+    """Let the kernels look at the clock once: numba compiles that anew in each process, which counts in no limit."""
+    kernels.balance(np.ones((1, 1)), np.ones(1), np.zeros(1, dtype=np.int64), 0.0, 0.0)
+
+
 def _check_dimensions(row: Instance) -> None:
     if row.d > MOST_DIMENSIONS:
         raise ValueError(f"values have {row.d} dimensions: expected at most {MOST_DIMENSIONS}")
@@ -234,10 +248,11 @@ def _check_dimensions(row: Instance) -> None:
 def _start(problem: _Problem, rho: float) -> Indices:
     """Swaps from the heaviest keys among the WINDOW heaviest, keeping the floor; places in keys, (s,)."""
     heaviest = np.argsort(-problem.weights, kind="stable")
-    if heaviest.size <= WINDOW:
+    window = max(WINDOW, 2 * problem.s)
+    if heaviest.size <= window:
         near, start = np.arange(heaviest.size), heaviest[: problem.s]
     else:
-        near = np.sort(heaviest[:WINDOW])
+        near = np.sort(heaviest[:window])
         start = np.searchsorted(near, np.sort(heaviest[: problem.s]))
     subset, _, _ = kernels.balance(
         problem.steps[near], problem.weights[near], start, _least_mass(problem, rho), problem.deadline

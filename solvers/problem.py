@@ -181,7 +181,9 @@ class Instance:
         return float(np.linalg.norm(self.steps[self.subset(keys)].sum(axis=0)) * self.unit)
 
     def check_budget(self, s: int) -> None:
-        """Raise ValueError unless 1 <= s <= number of keys with positive weight."""
+        """Raise ValueError unless s is whole and 1 <= s <= number of keys with positive weight."""
+        if not isinstance(s, int | np.integer):
+            raise ValueError(f"s = {s!r}: expected a whole number")
         if not 1 <= s <= self.n:
             raise ValueError(f"s = {s}: expected 1 <= s <= {self.n}, the number of keys")
         if s > self.n_positive:

@@ -30,6 +30,7 @@ Reals = npt.NDArray[np.float64]
 BRANCH, FIX, PRUNE, MASS, LEAF = range(5)
 WITH_VECTOR = (FIX, PRUNE)
 KINDS = ("branch", "fix", "prune", "mass", "leaf")  # names of the above, in tables and messages
+MOST_KEYS = 2**31  # an index of a log fits in int32
 NEEDED = {"key": (BRANCH,), "kept": (FIX,), "dropped": (FIX,), "nu": WITH_VECTOR, "z": WITH_VECTOR}  # null elsewhere
 
 
@@ -181,8 +182,8 @@ def save(proof: Proof, path: Path, provenance: Provenance) -> None:
         raise ValueError("the provenance of a proof lacks row_id among its parameters: expected it")
     claim = {
         "s": proof.s,
-        "mass_floor": proof.mass_floor,
-        "lower": proof.lower,
+        "mass_floor": float(proof.mass_floor),
+        "lower": float(proof.lower),
         "keys": _runs(proof.keys),
     }
     notes = {**provenance.notes, "claim": claim}
@@ -197,8 +198,13 @@ def load(path: Path) -> Proof:
     notes = footer(PROOF, path)["notes"]
     try:
         claim = notes["claim"]  # type: ignore[index]
-        runs = [np.arange(first, last + 1, dtype=np.int64) for first, last in claim["keys"]]
-        s, mass_floor, lower = int(claim["s"]), float(claim["mass_floor"]), float(claim["lower"])
+        s, mass_floor, lower = claim["s"], claim["mass_floor"], claim["lower"]
+        ends = [(first, last) for first, last in claim["keys"]]
+        if type(s) is not int or not all(type(x) is float for x in (mass_floor, lower)):
+            raise TypeError("s, mass_floor or lower")
+        if not all(type(x) is int and 0 <= x < MOST_KEYS for run in ends for x in run):
+            raise TypeError("keys")
+        runs = [np.arange(first, last + 1, dtype=np.int64) for first, last in ends]
     except (KeyError, TypeError, ValueError) as error:
         raise BadInput(f"{path}: its footer has no whole claim: expected a file that save() wrote") from error
     keys = np.concatenate([np.empty(0, dtype=np.int64), *runs])

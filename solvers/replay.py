@@ -42,7 +42,7 @@ Number = TypeVar("Number", int, float)
 
 U = 2.0**-53  # unit roundoff of float64
 SUM_TOLERANCE = 1e-6  # how far weights may sum from 1: farther off they are not a row's, and bounds below assume it
-MASS_SLACK = Fraction(1, 10**12)  # a certificate's subset may miss its mass floor by this much, relatively
+MASS_SLACK = Fraction(11, 10**13)  # a certificate's subset may miss its mass floor by 1e-12, and its rounding
 ERROR_SLACK = Fraction(1, 10**12)  # and its error may be off by this much, relatively, beside the row's rounding
 MOST_COMPLETIONS = 1 << 17  # a leaf that leaves three picks or more is enumerated up to here, and refused beyond
 PAIR_ROWS = 128  # first keys whose pairs a leaf screens at once: bounds its memory
@@ -273,8 +273,8 @@ class _Checker:
                     raise InvalidProof(f"keys {np.sort(keys).tolist()} have an error of {_root(squared)!r}")
 
     def _check_vector(self, z: Reals, nu: float) -> None:
-        if not (np.isfinite(z).all() and math.isfinite(nu)):
-            raise InvalidProof("its vector or multiplier is not finite")
+        if not ((np.abs(z) <= 1).all() and math.isfinite(nu)):
+            raise InvalidProof("its vector has an entry beyond 1, or it or its multiplier is not finite")
         if nu < 0:
             raise InvalidProof(f"nu = {nu}: expected at least 0")
         if float(z @ z) * (1 + (2 * z.size + 8) * U) > 1:
@@ -521,6 +521,13 @@ def _subset(weights: Reals, subset: npt.ArrayLike) -> Indices:
 
 def _check_claim(weights: Reals, proof: Proof) -> None:
     keys = proof.keys
+    for name, dtype in (("keys", np.int64), ("marks", np.int32), ("reals", np.float64)):
+        array = getattr(proof, name)
+        if not isinstance(array, np.ndarray) or array.dtype != dtype or array.ndim != 1:
+            raise InvalidProof(f"claim: {name}: expected a one-dimensional array of {np.dtype(dtype)}")
+    for name, kinds in (("s", (int, np.integer)), ("mass_floor", float), ("lower", float), ("unit", float)):
+        if not isinstance(getattr(proof, name), kinds):
+            raise InvalidProof(f"claim: {name} = {getattr(proof, name)!r}: not of its type")
     if not 1 <= proof.s <= weights.size:
         raise InvalidProof(f"claim: s = {proof.s}: expected 1 to {weights.size}, the number of keys")
     if not 0 <= proof.mass_floor <= 1:

@@ -427,7 +427,7 @@ def test_what_is_printed_is_what_the_files_say(
         (("--s", "4", "--floors", "0.5,1.2"), "expected numbers above 0"),
         (("--s", "4", "--floors", "half"), "expected numbers above 0"),
         (("--s", "4", "--floors", "nan"), "expected numbers above 0"),
-        (("--s", "4", "--node-limit", "-1"), "NODE_LIMIT=-1: expected at least 1"),
+        (("--s", "4", "--node-limit", "-1"), "NODE_LIMIT=-1: expected 1 to"),
         (("--s", "4", "--time-limit", "-1"), "TIME_LIMIT=-1.0: expected seconds"),
         (("--s", "4", "--time-limit", "nan"), "TIME_LIMIT=nan: expected seconds"),
         (("--s", "4", "--replay-all"), "--replay-all without --proof"),
@@ -486,6 +486,34 @@ def test_proofs_are_written_replayed_and_a_false_one_is_fatal(
     path.unlink()
     assert command(monkeypatch, store.root, *call, "--proof") == 0
     assert "1 pairs searched, 31 were current" in capsys.readouterr().out
+
+    table = certify.path_of(store, documents_of(store, None)[0], 4)
+    entry, honest = footer(SUBSETS, table), read(SUBSETS, table)
+    provenance = Provenance(
+        "certify",
+        entry["parameters"],
+        0,
+        entry["inputs"],
+        str(entry["code"]),
+        entry["notes"],  # type: ignore[arg-type]
+    )
+    forged = honest.with_columns(lower=pl.lit(0.0))  # called optimal, with no bound and so no log
+    write(SUBSETS, forged, table, provenance)
+    assert command(monkeypatch, store.root, *call, "--proof") == 1
+    assert "called optimal, but the bound does not say so" in capsys.readouterr().err
+    floor = pl.when(pl.col("mass_floor") > 0).then(1.0).otherwise(0.0)
+    light = honest.with_columns(mass_floor=floor, lower=pl.lit(0.0), status=pl.lit("bracketed"))
+    write(SUBSETS, light, table, provenance)
+    assert command(monkeypatch, store.root, *call, "--proof") == 1
+    assert "its 4 keys are not 4 that keep the floor" in capsys.readouterr().err
+    write(SUBSETS, honest, table, provenance)
+
+
+def test_logs_of_rows_that_read_alike_lie_apart(tmp_path: Path) -> None:
+    store = Store(tmp_path)
+    names = ("r:1", "r-1", "r/1", "r" * 300, "r" * 299 + "s")
+    assert len({store.proof("m", 4, name, rho) for name in names for rho in (1 / 3, 0.33333331)}) == 10
+    assert all(len(store.proof("m", 4, name, 0.5).name) < 200 for name in names)
 
 
 def test_an_error_that_its_subset_does_not_have_is_fatal(

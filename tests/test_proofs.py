@@ -497,7 +497,7 @@ def test_vectors_turned_lengthened_or_not_finite(proved: Proved) -> None:
 
     for place, kind in enumerate(kinds):
         for change in (scaled(place, 1 + 1e-14), scaled(place, 2.0)):
-            with pytest.raises(InvalidProof, match=r"\|z\| = .*: expected at most 1"):
+            with pytest.raises(InvalidProof, match=r"\|z\| = .*: expected at most 1|an entry beyond 1"):
                 replay(weights, values, with_vectors(proof, 3, change))
         for change in (set_to(place, 2, np.nan), set_to(place, 0, np.inf), set_to(place, 0, -1e-3)):
             with pytest.raises(InvalidProof, match=r"not finite|expected at least 0"):
@@ -777,3 +777,36 @@ def test_the_checker_shares_nothing_with_the_search_but_the_log() -> None:
                 found.add(node.module or "")
         assert {module for module in found if module.split(".")[0] in ("solvers", "data", "enumerate")} == ours
         assert not {module.split(".")[0] for module in found} & {"numba", "scipy", "ortools"}
+
+
+def test_a_log_of_other_number_types_is_refused() -> None:
+    # integers wrap around in z @ z, half precision rounds more than the filter allows for
+    row = Instance(np.full(6, 1 / 6), np.random.default_rng(1).standard_normal((6, 2)))
+    proof = certify(row, 2, proof=True).floors[-1].proof
+    assert proof is not None
+    replay(row.weights, row.values, proof)
+    for field, dtype in (
+        ("reals", np.int64),
+        ("reals", np.float16),
+        ("reals", np.float32),
+        ("reals", object),
+        ("marks", np.int64),
+        ("keys", np.uint64),
+        ("keys", np.float64),
+    ):
+        with pytest.raises(InvalidProof, match=field):
+            replay(row.weights, row.values, replace(proof, **{field: getattr(proof, field).astype(dtype)}))
+    for field, value in (("s", 2.0), ("lower", 1), ("unit", 1)):
+        with pytest.raises(InvalidProof, match=field):
+            replay(row.weights, row.values, replace(proof, **{field: value}))  # type: ignore[arg-type]
+
+
+def test_a_vector_far_beyond_the_unit_ball_is_refused() -> None:
+    row = Instance(np.full(30, 1 / 30), np.random.default_rng(1).standard_normal((30, 3)))
+    proof = certify(row, 4, proof=True).floors[-1].proof
+    assert proof is not None
+    for entry in (1e200, 1e308, np.inf, np.nan, -1e160):
+        reals = proof.reals.copy()
+        reals[1] = entry
+        with pytest.raises(InvalidProof, match="beyond 1"):
+            replay(row.weights, row.values, replace(proof, reals=reals))

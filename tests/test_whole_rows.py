@@ -196,12 +196,30 @@ def test_long_rows_and_wide_values(n: int, d: int) -> None:
     assert found.error <= pool.error * (1 + 2e-9) or row.kept_mass(pool.subset) < 0.5 * row.kept_mass(top_mass(row, 4))
 
 
+def test_budgets_beyond_the_window_of_heavy_keys() -> None:
+    row = peaked(2, 1400, 2)
+    for s in (1023, 1024, 1025, 1300):
+        found = certify(row, s, mass_floor=0.5, node_limit=3)
+        assert found.subset.size == s
+        assert found.error <= row.forced_error(top_mass(row, s))
+        assert decide(row, s, 2 * row.forced_error(top_mass(row, s)), node_limit=3) is True
+
+
+def test_a_search_that_would_fill_the_memory_is_refused() -> None:
+    random = np.random.default_rng(0)
+    row = Instance(np.full(2000, 1 / 2000), random.standard_normal((2000, 3000)))
+    with pytest.raises(ValueError, match=r"s = 1000 and d = 3000 would take \d+ GiB"):
+        certify(row, 1000)
+
+
 @pytest.mark.parametrize(
     ("call", "said"),
     [
         (lambda row: certify(row, 4, mass_floor=1.5), "mass_floor = 1.5"),
         (lambda row: certify(row, 4, mass_floor=math.nan), "mass_floor = nan"),
         (lambda row: certify(row, 4, time_limit=0.0), "time_limit = 0.0"),
+        (lambda row: certify(row, 4, node_limit=1.5), "node_limit = 1.5"),
+        (lambda row: certify(row, 2.5), "s = 2.5"),
         (lambda row: certify(row, 4, cascade=(0.1, 0.5)), "expected floors that fall"),
         (lambda row: certify(row, 4, cascade=(0.5, 0.0)), "expected floors that fall"),
         (lambda row: certify(row, 2, mass_floor=0.5, candidates=np.argsort(row.weights)[:5]), "candidates keep 0.5"),
