@@ -26,7 +26,7 @@ COMMAND = "certify"
 FULL, FLOOR = "optimal_full", "optimal_floor"  # the rules: no mass floor, and one
 HALF = 0.5  # the headline's floor
 FLOORS = (0.95, 0.9, 0.75, 0.5, 0.25, 0.1)
-NODE_LIMITS = {"small": 2_000, "paper": 10_000, "all": 10_000}  # of a pair, by manifest: most are within the seconds
+NODE_LIMITS = {"small": 1_000, "paper": 10_000, "all": 10_000}  # of a pair, by manifest: most are within the seconds
 TIME_LIMITS = {"small": 0.5, "paper": 2.0, "all": 2.0}  # seconds of a pair, by manifest: a safety
 LABEL_RATIO = 0.9  # label yes: a subset with e_s <= 0.9 e_s(top-mass) exists (P1, Table 8)
 LABEL_SHARE = 0.3  # of a pair's time limit that the label's decision may take at least, where the search left it open
