@@ -105,7 +105,7 @@ def certify(
 
 def _certify_candidates(row: Instance, s: int, gap: float, candidates: npt.ArrayLike) -> Certificate:
     """certify() of a candidate set without floor or limits: the case that a study makes a hundred thousand times."""
-    _check_dimensions(row)
+    _check_size(row, s)
     keys = searchable(row, s, candidates)
     slack = leaf_rounding(row, keys.size) + row.rounding / row.unit
     began = time.perf_counter()
@@ -197,7 +197,7 @@ def _problem(
     candidates: npt.ArrayLike | None,
     logged: bool = False,
 ) -> _Problem:
-    _check_dimensions(row)
+    _check_size(row, s)
     if not 0 <= mass_floor <= 1:
         raise ValueError(f"mass_floor = {mass_floor}: expected 0 <= mass_floor <= 1")
     if node_limit is not None and not (isinstance(node_limit, int | np.integer) and 1 <= node_limit <= NO_LIMIT):
@@ -206,11 +206,6 @@ def _problem(
         if not time_limit > 0:
             raise ValueError(f"time_limit = {time_limit}: expected a positive number of seconds")
         _clock_compiled()
-    row.check_budget(s)
-    # What branch and bound keeps on its stack: s + 4 nodes of at most d + 3 points, each with its s keys.
-    stack = 8 * (s + 4) * (min(row.d, row.n) + 3) * (row.d + s + 2)
-    if stack > MOST_MEMORY:
-        raise ValueError(f"s = {s} and d = {row.d} would take {stack >> 30} GiB: expected at most {MOST_MEMORY >> 30}")
     now = time.perf_counter()
     # By falling weight, so that windows of like weight are slices.
     keys = row.order[: row.n_positive] if candidates is None else searchable(row, s, candidates)
@@ -240,9 +235,14 @@ def _clock_compiled() -> None:
     kernels.balance(np.ones((1, 1)), np.ones(1), np.zeros(1, dtype=np.int64), 0.0, 0.0)
 
 
-def _check_dimensions(row: Instance) -> None:
+def _check_size(row: Instance, s: int) -> None:
+    row.check_budget(s)
     if row.d > MOST_DIMENSIONS:
         raise ValueError(f"values have {row.d} dimensions: expected at most {MOST_DIMENSIONS}")
+    # What branch and bound keeps on its stack: s + 4 nodes of at most d + 3 points, each with its s keys.
+    stack = 8 * (s + 4) * (min(row.d, row.n) + 3) * (row.d + s + 2)
+    if stack > MOST_MEMORY:
+        raise ValueError(f"s = {s} and d = {row.d} would take {stack >> 30} GiB: expected at most {MOST_MEMORY >> 30}")
 
 
 def _start(problem: _Problem, rho: float) -> Indices:

@@ -210,6 +210,8 @@ def test_a_search_that_would_fill_the_memory_is_refused() -> None:
     row = Instance(np.full(2000, 1 / 2000), random.standard_normal((2000, 3000)))
     with pytest.raises(ValueError, match=r"s = 1000 and d = 3000 would take \d+ GiB"):
         certify(row, 1000)
+    with pytest.raises(ValueError, match=r"s = 1000 and d = 3000"):
+        certify(row, 1000, candidates=np.arange(1500))
 
 
 @pytest.mark.parametrize(
