@@ -194,7 +194,7 @@ def _attend(
         raise BadInput(f"layer {layer}: {query.shape[2]} queries over {length} keys: capture runs without a cache")
     first, last = attention_mask[:, 0, :, 0], attention_mask[:, 0, :, 1]
     scale = float(scaling) if scaling is not None else query.shape[-1] ** -0.5
-    output = _attention(module, query, key, value, first, last, scale, softcap)
+    output = attention_over_intervals(module, query, key, value, first, last, scale, softcap)
     on_layer(
         LayerAttention(
             layer=layer,
@@ -212,7 +212,7 @@ def _attend(
     return output, None
 
 
-def _attention(
+def attention_over_intervals(
     module: torch.nn.Module,
     query: torch.Tensor,
     key: torch.Tensor,

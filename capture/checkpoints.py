@@ -110,7 +110,13 @@ def load_tokenizer(source: Source) -> PreTrainedTokenizerBase:
 
 
 def load_model(source: Source, device: str, dtype: str) -> PreTrainedModel:
-    """The checkpoint's decoder, without its output matrix (no logits are needed), in eval mode.
+    """The checkpoint's decoder, without its output matrix: where no logits are needed. Otherwise as load_causal()."""
+    decoder: PreTrainedModel = load_causal(source, device, dtype).get_decoder()
+    return decoder
+
+
+def load_causal(source: Source, device: str, dtype: str) -> PreTrainedModel:
+    """The checkpoint's model, in eval mode.
 
     dtype: float32, bfloat16 or float16. Raises BadInput if the weights are not whole (transformers would fill
     the rest with random numbers), if they cannot be read, or if the device is not there.
@@ -136,8 +142,8 @@ def load_model(source: Source, device: str, dtype: str) -> PreTrainedModel:
         raise BadInput(
             f"{source.folder}: weights missing or of the wrong shape ({', '.join(wrong[:3])}, {len(wrong)} in all)"
         )
-    decoder: PreTrainedModel = model.get_decoder().to(device).eval().requires_grad_(False)
-    return decoder
+    ready: PreTrainedModel = model.to(device).eval().requires_grad_(False)
+    return ready
 
 
 def weight_bytes(source: Source) -> int:

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
-OURS = ("data", "solvers", "enumerate", "capture", "analysis", "figures", "benchmarks")
+OURS = ("data", "solvers", "enumerate", "capture", "analysis", "figures", "eviction", "benchmarks")
 MAY_IMPORT = {
     "data": {"data"},
     "solvers": {"data", "solvers"},
@@ -14,10 +14,11 @@ MAY_IMPORT = {
     "capture": {"data", "solvers", "capture"},
     "analysis": {"data", "analysis"},
     "figures": {"data", "analysis", "figures"},
-    "benchmarks": {"data", "solvers", "enumerate", "capture", "benchmarks"},
+    "eviction": {"data", "solvers", "capture", "eviction"},
+    "benchmarks": {"data", "solvers", "enumerate", "capture", "eviction", "benchmarks"},
 }
 FORBIDDEN_NAMES = {"selectors", "types", "statistics", "queue"}  # as modules they would hide the standard library's
-TORCH_ROOMS = {"capture", "benchmarks"}
+TORCH_ROOMS = {"capture", "eviction", "benchmarks"}
 
 FILES = [path for package in OURS for path in sorted((ROOT / package).rglob("*.py"))]
 

@@ -1,0 +1,101 @@
+"""The attention function and mask that a model runs with on a ragged cache.
+
+transformers' mask tells, for every query, the first and last slot that it sees, whatever rule (causality, windows,
+padding) it comes from; the entries that a cache still holds are looked up in that interval by their own slot. So
+windows are true distances and positions are true positions however much was evicted.
+"""
+
+from dataclasses import dataclass
+from functools import cached_property
+
+import torch
+from torch.nn.functional import scaled_dot_product_attention
+
+from capture.attention import QUERY_BLOCK, attention_over_intervals, emitted_weights
+from eviction.ragged import Padded
+
+
+@dataclass(frozen=True, eq=False)
+class Queries:
+    """The tokens of a pass.
+
+    first, last (B, T) int64: slots of the first and last key that each sees; last < first for padding. start: slot of
+    the first of them. plain: every one sees all slots up to its own, so nothing has to be looked up.
+    real: (B, T) bool, which are tokens and not padding, or None if all are.
+    """
+
+    first: torch.Tensor
+    last: torch.Tensor
+    start: int
+    plain: bool
+    real: torch.Tensor | None
+
+    @cached_property
+    def slots(self) -> torch.Tensor:
+        """(T,) int32."""
+        end = self.start + self.first.shape[1]
+        return torch.arange(self.start, end, dtype=torch.int32, device=self.first.device)
+
+
+def queries_of(mask: torch.Tensor, start: int, plain: bool) -> Queries:
+    """From the registered mask (B, 1, T, 2); start: slot of the first query."""
+    first, last = mask[:, 0, :, 0], mask[:, 0, :, 1]
+    if plain:
+        return Queries(first, last, start, plain=True, real=None)
+    slots = torch.arange(start, start + first.shape[1], device=mask.device)
+    real = (last == slots) & (first <= slots)
+    return Queries(first, last, start, plain=False, real=None if bool(real.all()) else real)
+
+
+def attention(
+    module: torch.nn.Module,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    queries: Queries,
+    scale: float,
+    softcap: float | None,
+) -> torch.Tensor:
+    """Attention of the first tokens of a sequence over themselves.
+
+    query (B, H, T, d), key (B, K, T, d), value (B, K, T, dv); returns (B, T, H, dv).
+    """
+    return attention_over_intervals(module, query, key, value, queries.first, queries.last, scale, softcap)
+
+
+def ragged_attention(
+    query: torch.Tensor, held: Padded, all_seen: bool, queries: Queries, scale: float, softcap: float | None
+) -> tuple[torch.Tensor, int]:
+    """Attention over held entries, those of the pass included; with the bytes of the mask it needed.
+
+    query (B, H, T, d); held: B * K cells; all_seen: no slot of a held entry is negative. Returns (B, T, H, dv).
+    """
+    batch, heads, count, width = query.shape
+    cells, longest = held.keys.shape[:2]
+    kv_heads = cells // batch
+    groups = heads // kv_heads
+    keys = held.keys.view(batch, kv_heads, longest, -1)
+    values = held.values.view(batch, kv_heads, longest, -1)
+    everything = count == 1 and queries.plain and all_seen and len(set(held.lengths)) == 1
+    slots = None if everything else held.slots.view(batch, kv_heads, 1, longest)
+    # a padding query reads its own slot, so that its row stays finite; no token ever sees it
+    nothing = None if queries.plain else queries.last < queries.first
+    outputs, mask_bytes = [], 0
+    for begin in range(0, count, QUERY_BLOCK):
+        rows = slice(begin, begin + QUERY_BLOCK)
+        part = query[:, :, rows].reshape(batch, kv_heads, -1, width)  # a KV head's queries, group by group
+        visible = None
+        if slots is not None:
+            first, last = queries.first[:, None, rows, None], queries.last[:, None, rows, None]
+            visible = (slots >= first) & (slots <= last)
+            if nothing is not None:
+                visible |= nothing[:, None, rows, None]
+            visible = visible[:, :, None].expand(-1, -1, groups, -1, -1).reshape(batch, kv_heads, -1, longest)
+            mask_bytes = max(mask_bytes, visible.nbytes)
+        if softcap is None:
+            output = scaled_dot_product_attention(part, keys, values, attn_mask=visible, scale=scale)
+        else:
+            shown = visible if visible is not None else torch.ones((), dtype=torch.bool, device=keys.device)
+            output = emitted_weights(part, keys, shown, scale, softcap) @ values
+        outputs.append(output.reshape(batch, heads, -1, values.shape[-1]))
+    return torch.cat(outputs, dim=2).transpose(1, 2).contiguous(), mask_bytes

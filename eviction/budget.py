@@ -1,0 +1,140 @@
+"""How much a cache may hold, counted entry by entry."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+
+from data import BadInput
+from eviction.ragged import LayerShape
+
+
+class BudgetExceeded(RuntimeError):
+    """The cache would hold more than its budget says."""
+
+
+@dataclass(frozen=True)
+class Budget:
+    """Exactly one of three limits, for each sequence.
+
+    entries: on average over all KV heads of all layers; a layer with a sliding window counts with what it can hold.
+    nbytes: of keys and values together (spread evenly over the KV heads; what rounding leaves is not used).
+    compression_ratio: share of the tokens read that is evicted, taken at its decimal value and rounded down to whole
+    entries kept, at least one (100 tokens at 0.9 keep 10).
+    spare: entries that question and answer may add per KV head, on average, before BudgetExceeded is raised; None: any
+    number (the ledger counts them). Source: ours; P1, appendix C, on why nominal ratios do not do.
+    """
+
+    entries: int | None = None
+    nbytes: int | None = None
+    compression_ratio: float | str | Fraction | None = None
+    spare: int | None = None
+
+    def __post_init__(self) -> None:
+        given = [x for x in (self.entries, self.nbytes, self.compression_ratio) if x is not None]
+        if len(given) != 1:
+            raise BadInput("budget: expected exactly one of entries, nbytes and compression_ratio")
+        for name, number, least in (("entries", self.entries, 1), ("nbytes", self.nbytes, 1), ("spare", self.spare, 0)):
+            if number is not None and (isinstance(number, bool) or not isinstance(number, int) or number < least):
+                raise BadInput(f"budget: {name} = {number!r}: expected an integer of at least {least}")
+        if self.compression_ratio is not None and not 0 <= self._ratio() < 1:
+            raise BadInput(f"budget: compression_ratio = {self.compression_ratio}: expected 0 <= ratio < 1")
+
+    def _ratio(self) -> Fraction:
+        try:
+            return Fraction(str(self.compression_ratio))
+        except (ValueError, ZeroDivisionError):
+            raise BadInput(f"budget: compression_ratio = {self.compression_ratio!r}: expected a number") from None
+
+    def per_head(self, shapes: Sequence[LayerShape], seen: int) -> int:
+        """Entries a KV head may keep on average after `seen` tokens, before windows and short texts cut it.
+
+        Raises BadInput if the budget does not reach for one entry in each KV head.
+        """
+        if self.entries is not None:
+            return self.entries
+        if self.compression_ratio is not None:
+            return max(1, int(seen * (1 - self._ratio())))
+        assert self.nbytes is not None
+        low, high = 0, max((shape.holds(seen) for shape in shapes), default=0)
+        while low < high:  # the largest level whose cache fits
+            middle = (low + high + 1) // 2
+            size = sum(shape.kv_heads * min(middle, shape.holds(seen)) * shape.entry_bytes for shape in shapes)
+            low, high = (middle, high) if size <= self.nbytes else (low, middle - 1)
+        if low == 0:
+            least = sum(shape.kv_heads * shape.entry_bytes for shape in shapes)
+            raise BadInput(f"budget: {self.nbytes} bytes: one entry in every KV head takes {least}")
+        return low
+
+
+def as_budget(budget: int | Budget) -> Budget:
+    """A budget from an integer (entries per KV head) or as it is; anything else is BadInput."""
+    if isinstance(budget, Budget):
+        return budget
+    if isinstance(budget, bool) or not isinstance(budget, int):
+        raise BadInput(f"budget {budget!r}: expected entries per KV head (an integer) or a Budget")
+    return Budget(entries=budget)
+
+
+class Account:
+    """What the sequences of one cache hold against their budget; every change of the cache is reported here.
+
+    shapes: of the layers. extra: entries per KV head that an allocator states to keep on top of the budget. enforced:
+    False where the storage holds more than was selected by design (padded, masked): then nothing is raised after a
+    compression, and whoever reports the run must say so.
+    """
+
+    def __init__(self, budget: Budget | None, shapes: Sequence[LayerShape], extra: int, enforced: bool) -> None:
+        self.budget, self.shapes, self.extra, self.enforced = budget, tuple(shapes), extra, enforced
+        self.reset()
+
+    def reset(self) -> None:
+        """A new sequence begins."""
+        self._held: list[tuple[int, ...]] = [()] * len(self.shapes)  # per layer, per sequence
+        self._limits: list[int] = []  # per sequence, once something was compressed
+
+    def layer_budgets(self, seen: int) -> list[int]:
+        """Average entries of a KV head, layer by layer, after `seen` tokens."""
+        assert self.budget is not None
+        level = self.budget.per_head(self.shapes, seen)
+        return [min(level, shape.holds(seen)) for shape in self.shapes]
+
+    def layer_limits(self, seen: int) -> list[int]:
+        """layer_budgets with what the allocator adds to them, as far as the layer can hold it."""
+        pairs = zip(self.shapes, self.layer_budgets(seen), strict=True)
+        return [min(budget + self.extra, shape.holds(seen)) for shape, budget in pairs]
+
+    def limit(self, seen: int) -> int:
+        """Entries that one sequence may hold after a compression."""
+        limits = self.layer_limits(seen)
+        return sum(shape.kv_heads * limit for shape, limit in zip(self.shapes, limits, strict=True))
+
+    def hold(self, layer: int, lengths: Sequence[int]) -> None:
+        """Layer `layer` holds these many entries in its cells now."""
+        kv_heads = self.shapes[layer].kv_heads
+        self._held[layer] = tuple(sum(lengths[i : i + kv_heads]) for i in range(0, len(lengths), kv_heads))
+
+    def close(self, seen: Sequence[int]) -> None:
+        """A compression of all layers ended. Raises BudgetExceeded if a sequence holds more than its budget."""
+        if self.budget is None:
+            return
+        self._limits = [self.limit(n) for n in seen]
+        if self.enforced:
+            self._check(0)
+
+    def appended(self, seen: Sequence[int], evicting: bool) -> None:
+        """Tokens were added that nothing is evicted for. Raises BudgetExceeded if they are more than the budget allows:
+        its spare on top of the last compression's limit, or (evicting False) whatever was read on top of the budget."""
+        if self.budget is None or not self.enforced:
+            return
+        if not evicting:
+            self._limits = [self.limit(n) for n in seen]
+        elif self.budget.spare is None or not self._limits:
+            return
+        self._check((self.budget.spare or 0) * sum(shape.kv_heads for shape in self.shapes))
+
+    def _check(self, spare: int) -> None:
+        for sequence, limit in enumerate(self._limits):
+            held = sum(layer[sequence] for layer in self._held if layer)
+            if held > limit + spare:
+                allowed = f"{limit} and {spare} to spare" if spare else str(limit)
+                raise BudgetExceeded(f"sequence {sequence}: {held} entries held, the budget allows {allowed}")

@@ -1,0 +1,180 @@
+"""One compression of a cache: score every entry, allocate the budget, select what stays, let go of the rest."""
+
+import time
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+
+import torch
+
+from data import BadInput
+from eviction.attention import Queries
+from eviction.budget import Account
+from eviction.method import Allocator, Cells, ContextAndQuestionRows, ContextRows, Score, Selector
+from eviction.ragged import Padded, RaggedCache, unique_bytes
+from eviction.rotary import Rotary
+
+AnyRows = ContextRows | ContextAndQuestionRows
+
+
+@dataclass(frozen=True)
+class Method:
+    """The three parts; score None evicts nothing."""
+
+    score: Score | None
+    allocator: Allocator
+    selector: Selector
+
+    @property
+    def by_layer(self) -> bool:
+        """Whether a layer can be evicted from as soon as it was computed."""
+        return self.allocator.scope == "layer" and self.selector.scope == "layer"
+
+
+@dataclass
+class Compressor:
+    """Applies a method to a cache, layer by layer as they are computed or all at once at the end of a pass.
+
+    rotary: of each layer. seconds: spent here so far. peak: the most bytes of transient copies since it was last set.
+    """
+
+    method: Method
+    cache: RaggedCache
+    account: Account
+    rotary: Sequence[Rotary | None]
+    device: torch.device
+    seconds: float = 0.0
+    peak: int = 0
+    _scores: dict[int, torch.Tensor] = field(default_factory=dict)  # of the held entries, cell by cell
+    _rows: dict[int, AnyRows] = field(default_factory=dict)  # latest of the chunk before, by layer
+
+    def forget(self) -> None:
+        """Forget the context at hand."""
+        self._scores.clear()
+        self._rows.clear()
+
+    @property
+    def row_bytes(self) -> int:
+        """Bytes of the query rows kept from one chunk to the next."""
+        kept = [tensor for rows in self._rows.values() for tensor in (rows.queries, rows.positions, rows.first)]
+        return unique_bytes(kept)
+
+    def weigh(self, number: int, rows: AnyRows, more_to_come: bool) -> None:
+        """Score layer `number`; rows are those of this pass, and the score may need earlier ones.
+
+        Entries about to leave the layer's window are still there: the rows' weights went to them, too. more_to_come:
+        another chunk of the same text follows. Raises BadInput for NaN and for a score of another shape.
+        """
+        began = self._clock()
+        score, layer = self.method.score, self.cache.layers[number]
+        assert score is not None
+        cells, held = self._cells(number, rows.queries.shape[0])
+        rows = self._needed(number, rows, score.rows_needed(cells.budget), more_to_come)
+        scores = score(cells, rows)
+        if scores.shape != cells.positions.shape:
+            raise BadInput(f"score {score.name}: {tuple(scores.shape)}: expected {tuple(cells.positions.shape)}")
+        wrong = cells.held & scores.isnan()
+        if bool(wrong.any()):
+            sequence, kv_head, entry = torch.nonzero(wrong)[0].tolist()
+            position = int(cells.positions[sequence, kv_head, entry])
+            raise BadInput(f"score {score.name} is NaN at layer {number}, KV head {kv_head}, position {position}")
+        oldest = 0 if layer.window is None else max(0, layer.seen - layer.window + 1)
+        self._scores[number] = scores.float()[held.slots.view(scores.shape) >= oldest]
+        self.peak = max(self.peak, held.copied)
+        self.seconds += self._clock() - began
+
+    def decide(self, numbers: Iterable[int], batch: int) -> None:
+        """Allocate, select and evict in the layers of these numbers, from the scores of what each still holds."""
+        began = self._clock()
+        cells, candidates, scores = [], [], []
+        for number in numbers:
+            mine, held = self._cells(number, batch)
+            spread = torch.full(mine.positions.shape, -torch.inf, device=mine.positions.device)
+            spread[mine.held] = self._scores.pop(number)
+            cells.append(mine)
+            candidates.append(held)
+            scores.append(spread)
+        counts = self._allocate(cells, scores)
+        if counts is not None:
+            selector = self.method.selector
+            kept = selector(cells, scores, counts)
+            for keep, mine, held, count in zip(kept, cells, candidates, counts, strict=True):
+                if not torch.equal((keep & mine.held).sum(-1), count):
+                    raise BadInput(f"selector {selector.name}: layer {mine.layer}: kept other counts than allocated")
+                self.cache.layers[mine.layer].evict(held, keep.flatten(0, 1), count.flatten().tolist())
+            self.peak = max(self.peak, sum(held.copied for held in candidates))
+        self.seconds += self._clock() - began
+
+    def _allocate(self, cells: Sequence[Cells], scores: Sequence[torch.Tensor]) -> list[torch.Tensor] | None:
+        """Per layer (B, K) entries that stay, or None if all may; raises the scores of an allocator's recent floor."""
+        lengths = [mine.lengths for mine in cells]
+        budgets = [self.account.layer_limits(seen) for seen in cells[0].seen]
+        limits = [sum(mine.keys.shape[1] * budget[mine.layer] for mine in cells) for budget in budgets]
+        if all(sum(int(x[b].sum()) for x in lengths) <= limit for b, limit in enumerate(limits)):
+            return None
+        counts = [torch.empty_like(length) for length in lengths]
+        for b, budget in enumerate(budgets):
+            allocation = self.method.allocator(
+                [score[b] for score in scores],
+                [length[b] for length in lengths],
+                [budget[mine.layer] for mine in cells],
+                cells[0].layer,
+                len(self.cache.layers),
+            )
+            for count, allocated, score, length in zip(counts, allocation.counts, scores, lengths, strict=True):
+                count[b] = allocated
+                entry = torch.arange(score.shape[-1], device=score.device)
+                latest = (entry >= length[b][:, None] - allocation.recent) & (entry < length[b][:, None])
+                score[b] = score[b].masked_fill(latest, torch.inf)
+        return counts
+
+    def _cells(self, number: int, batch: int) -> tuple[Cells, Padded]:
+        layer, padding = self.cache.layers[number], self.cache.padding
+        held = layer.candidates()
+        kv_heads, longest = self.cache.shapes[number].kv_heads, held.keys.shape[1]
+        seen = padding.seen(batch)
+        cells = Cells(
+            layer=number,
+            n_layers=len(self.cache.layers),
+            keys=held.keys.view(batch, kv_heads, longest, -1),
+            values=held.values.view(batch, kv_heads, longest, -1),
+            positions=padding.positions(held.slots.view(batch, kv_heads, longest)),
+            seen=seen,
+            budget=self.account.layer_budgets(max(seen))[number],
+            rotary=self.rotary[number],
+            memory=layer.memory,
+        )
+        return cells, held
+
+    def _needed(self, number: int, rows: AnyRows, need: int | None, more_to_come: bool) -> AnyRows:
+        """The rows that a score reads: the pass's own and, within a text read in chunks, the latest before it."""
+        before = self._rows.pop(number, None)
+        if need is None:
+            return rows
+        rows = rows.last(need)
+        if before is not None and rows.queries.shape[2] < need:
+            rows = before.followed_by(rows).last(need)
+        if more_to_come and need:
+            self._rows[number] = rows.copy()
+        return rows
+
+    def _clock(self) -> float:
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)
+        return time.perf_counter()
+
+
+def rows_of(
+    query: torch.Tensor,
+    queries: Queries,
+    cache: RaggedCache,
+    kind: type[ContextRows] | type[ContextAndQuestionRows],
+    scale: float,
+    softcap: float | None,
+) -> AnyRows:
+    """The query rows of a pass at their true positions: query (B, H, T, d)."""
+    padding = cache.padding
+    positions = padding.positions(queries.slots.expand(query.shape[0], -1))
+    first = padding.positions(queries.first.clamp(max=padding.slots - 1))
+    if queries.real is not None:
+        positions = torch.where(queries.real, positions, -1)
+    return kind(query, positions, first, scale, softcap)

@@ -1,0 +1,275 @@
+"""A method is three named parts: a score of every entry, an allocator of the budget, a selector of what stays.
+
+Each part is one file in scores/, allocation/ or selection/ with one class; `listed` and `named` find them by
+themselves, so adding a method is adding a file. Options are the fields of the class.
+
+What a part may look at is fixed by what it is handed. A score is handed the entries that the cache holds and the
+query rows of what was read so far: ContextRows when only the context was read, ContextAndQuestionRows when the
+question was part of it. Whether a run is query-agnostic or query-aware is therefore a fact about its rows and not
+an option that a method could forget to look at.
+"""
+
+import importlib
+import inspect
+import pkgutil
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass, field, fields, is_dataclass, replace
+from typing import ClassVar, Literal, Self, TypeVar
+
+import torch
+
+from data import BadInput
+from eviction.rotary import Rotary
+
+Scope = Literal["layer", "model"]
+
+
+@dataclass(frozen=True, eq=False)
+class Cells:
+    """What the KV heads of one layer hold, padded to the longest; every held entry is a candidate for eviction.
+
+    keys (B, K, L, d) after QK-norm and RoPE, values (B, K, L, dv), in the model's dtype. positions (B, K, L) int64: the
+    true position of each entry among its sequence's tokens (padding tokens not counted), ascending; -1 where nothing is
+    held. seen: tokens read so far, per sequence. budget: entries that a KV head of this layer may keep on average.
+    layer, n_layers: which layer of how many. rotary: the layer's rotary embedding, for scores that need queries or keys
+    as they were before it. memory: what the score itself put there in earlier passes over the same sequence; counted as
+    side data of the cache.
+    """
+
+    layer: int
+    n_layers: int
+    keys: torch.Tensor
+    values: torch.Tensor
+    positions: torch.Tensor
+    seen: tuple[int, ...]
+    budget: int
+    rotary: Rotary | None = None
+    memory: dict[str, torch.Tensor] = field(default_factory=dict)
+
+    @property
+    def held(self) -> torch.Tensor:
+        """(B, K, L) bool: where an entry is; the held entries of a cell come first."""
+        return self.positions >= 0
+
+    @property
+    def lengths(self) -> torch.Tensor:
+        """(B, K) int64: entries held by each cell."""
+        return self.held.sum(-1)
+
+    @property
+    def ages(self) -> torch.Tensor:
+        """(B, K, L) int64: tokens read after each entry, 0 for the latest; of no meaning where nothing is held."""
+        return torch.tensor(self.seen, device=self.positions.device)[:, None, None] - 1 - self.positions
+
+
+@dataclass(frozen=True, eq=False)
+class Rows:
+    """The latest query rows of one layer, in the order they were read.
+
+    queries (B, H, T, d) after QK-norm and RoPE. positions (B, T) int64: true positions, -1 for padding tokens. first
+    (B, T) int64: the first position that each row sees (above 0 in a sliding window). scale: factor of the logits.
+    softcap: c of c tanh(logit / c), or None. H query heads share K KV heads in groups of H / K, in order.
+    """
+
+    queries: torch.Tensor
+    positions: torch.Tensor
+    first: torch.Tensor
+    scale: float
+    softcap: float | None
+
+    def last(self, n: int) -> Self:
+        """The n latest rows (all, if there are fewer)."""
+        cut = max(0, self.queries.shape[2] - n)
+        return replace(
+            self, queries=self.queries[:, :, cut:], positions=self.positions[:, cut:], first=self.first[:, cut:]
+        )
+
+    def followed_by(self, later: "Rows") -> Self:
+        """These rows and then those."""
+        return replace(
+            self,
+            queries=torch.cat([self.queries, later.queries], dim=2),
+            positions=torch.cat([self.positions, later.positions], dim=1),
+            first=torch.cat([self.first, later.first], dim=1),
+        )
+
+    def copy(self) -> Self:
+        """The rows with storage of their own, so that they keep nothing else alive."""
+        return replace(self, queries=self.queries.clone(), positions=self.positions.clone(), first=self.first.clone())
+
+    def logits(self, cells: Cells) -> torch.Tensor:
+        """(B, K, G, T, L) float32 logits of the rows over the held entries, -inf where a row does not see one."""
+        batch, heads, rows, _ = self.queries.shape
+        kv_heads = cells.keys.shape[1]
+        queries = self.queries.float().reshape(batch, kv_heads, heads // kv_heads, rows, -1)
+        logits = queries @ cells.keys.float()[:, :, None].transpose(-1, -2) * self.scale
+        if self.softcap is not None:
+            logits = torch.tanh(logits / self.softcap) * self.softcap
+        return logits.masked_fill(~self.visible(cells)[:, :, None], -torch.inf)
+
+    def visible(self, cells: Cells) -> torch.Tensor:
+        """(B, K, T, L) bool: which held entries each row sees: not after itself, and inside its window."""
+        entries = cells.positions[:, :, None, :]
+        mine = self.positions[:, None, :, None]
+        return (entries >= self.first[:, None, :, None]) & (entries <= mine) & cells.held[:, :, None, :]
+
+    def weights(self, cells: Cells) -> torch.Tensor:
+        """(B, K, G, T, L) float32 attention weights, the model's own softmax over what is held; 0 for padding rows."""
+        weights = torch.softmax(self.logits(cells), dim=-1)
+        return torch.where(self.visible(cells).any(-1)[:, :, None, :, None], weights, 0.0)
+
+
+class ContextRows(Rows):
+    """Rows of context tokens alone: whatever is scored with them knows no question."""
+
+
+class ContextAndQuestionRows(Rows):
+    """Rows of a prompt that the question is part of."""
+
+
+class Score(ABC):
+    """How much each entry matters: higher is kept."""
+
+    name: ClassVar[str]
+    source: ClassVar[str]
+
+    @abstractmethod
+    def __call__(self, cells: Cells, rows: ContextRows | ContextAndQuestionRows) -> torch.Tensor:
+        """(B, K, L) float32; +inf: protected, kept before all others (the latest first, if not all fit).
+
+        What stands where nothing is held is ignored. NaN at a held entry is refused by the caller.
+        """
+
+    @abstractmethod
+    def rows_needed(self, budget: int) -> int | None:
+        """How many of the latest query rows the score reads: 0 for none, None for all of the pass."""
+
+
+@dataclass(frozen=True, eq=False)
+class Allocation:
+    """counts: one (K,) int64 tensor per layer, entries that each KV head keeps. recent: latest entries of every cell
+    that the selector must keep before all others (a recency floor); they are part of the counts."""
+
+    counts: Sequence[torch.Tensor]
+    recent: int = 0
+
+
+class Allocator(ABC):
+    """How a budget is shared among the KV heads of one sequence.
+
+    scope: "layer" if each layer can be decided alone (then it is called with one layer at a time, as soon as that layer
+    was computed), "model" if all layers must be known.
+    """
+
+    name: ClassVar[str]
+    source: ClassVar[str]
+    scope: ClassVar[Scope]
+
+    @property
+    def extra(self) -> int:
+        """Entries per KV head that this allocator adds to the budget it was asked for; the caller hands it budgets that
+        include them, min(budget + extra, what the layer can hold), and reports them."""
+        return 0
+
+    @abstractmethod
+    def __call__(
+        self,
+        scores: Sequence[torch.Tensor],
+        lengths: Sequence[torch.Tensor],
+        budgets: Sequence[int],
+        first_layer: int,
+        n_layers: int,
+    ) -> Allocation:
+        """Counts for one sequence.
+
+        scores: per layer (K, L) float32, -inf where nothing is held, +inf where the score protects; entries in order of
+        position. lengths: per layer (K,) int64, entries held. budgets: per layer the average entries of a KV head,
+        already cut to what the layer can hold. first_layer: number of scores[0]'s layer among n_layers. The counts sum
+        to exactly sum_l K_l budgets_l, or to all that is held where that is less, and none exceeds its cell's length.
+        Raises BadInput where the budget does not allow it.
+        """
+
+
+class Selector(ABC):
+    """Which entries of each cell stay, given how many. scope as for an allocator."""
+
+    name: ClassVar[str]
+    source: ClassVar[str]
+
+    @property
+    @abstractmethod
+    def scope(self) -> Scope:
+        """ "layer" or "model"."""
+
+    @abstractmethod
+    def __call__(
+        self, cells: Sequence[Cells], scores: Sequence[torch.Tensor], counts: Sequence[torch.Tensor]
+    ) -> list[torch.Tensor]:
+        """Per layer (B, K, L) bool, what stays: exactly counts[l] (B, K) entries of each cell.
+
+        scores: per layer (B, K, L) float32 with -inf where nothing is held and +inf where an entry is protected.
+        """
+
+
+Part = TypeVar("Part", Score, Allocator, Selector)
+_KINDS: dict[type, tuple[str, str]] = {
+    Score: ("score", "eviction.scores"),
+    Allocator: ("allocator", "eviction.allocation"),
+    Selector: ("selector", "eviction.selection"),
+}
+
+
+def listed(kind: type[Part]) -> dict[str, type[Part]]:
+    """Every part of a kind (Score, Allocator or Selector) that has a file, by name."""
+    package = importlib.import_module(_KINDS[kind][1])
+    found: dict[str, type[Part]] = {}
+    for module_info in pkgutil.iter_modules(package.__path__):
+        module = importlib.import_module(f"{package.__name__}.{module_info.name}")
+        for _, part in inspect.getmembers(module, inspect.isclass):
+            if issubclass(part, kind) and part.__module__ == module.__name__ and not inspect.isabstract(part):
+                found[part.name] = part
+    return dict(sorted(found.items()))
+
+
+def named(kind: type[Part], part: str | Part) -> Part:
+    """The part of that name with its default options, or the part itself.
+
+    "name:option=value,option=value" sets options. Raises BadInput with the names that there are, or with the options
+    that the part takes.
+    """
+    if isinstance(part, kind):
+        return part
+    what = _KINDS[kind][0]
+    if not isinstance(part, str):
+        raise BadInput(f"{what} {part!r}: expected a name or a {kind.__name__}")
+    name, _, options = part.partition(":")
+    there = listed(kind)
+    if name not in there:
+        raise BadInput(f"unknown {what} {name!r}: expected one of {', '.join(there)}")
+    return there[name](**_options(there[name], f"{what} {name}", options))
+
+
+def _options(part: type, what: str, text: str) -> dict[str, object]:
+    # an option whose name is a word of Python has an underscore behind it as a field: lambda_
+    taken = {x.name.rstrip("_"): x.name for x in fields(part)} if is_dataclass(part) else {}
+    chosen: dict[str, object] = {}
+    for option in filter(None, text.split(",")):
+        name, equals, value = option.partition("=")
+        name = name.rstrip("_")
+        if name not in taken or not equals:
+            raise BadInput(f"{what}: option {option!r}: expected {', '.join(f'{x}=' for x in taken) or 'none'}")
+        chosen[taken[name]] = _value(value)
+    return chosen
+
+
+def _value(text: str) -> object:
+    for words, value in (("true", True), ("false", False), ("none", None)):
+        if text.lower() == words:
+            return value
+    for number in (int, float):
+        try:
+            return number(text)
+        except ValueError:
+            continue
+    return text

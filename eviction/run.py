@@ -1,0 +1,442 @@
+"""`with evict(model, ...) as run`: a model that reads and writes a cache which holds what its budget says."""
+
+import itertools
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
+from transformers.masking_utils import causal_mask_function
+
+from capture.attention import HARMLESS_TENSORS, visible_intervals
+from data import BadInput
+from eviction.attention import Queries, attention, queries_of, ragged_attention
+from eviction.budget import Account, Budget, as_budget
+from eviction.compression import Compressor, Method, rows_of
+from eviction.ledger import Ledger, Phase, Step
+from eviction.method import Allocator, ContextAndQuestionRows, ContextRows, Score, Selector, named
+from eviction.ragged import LayerShape, LayerState, Padding, Page, RaggedCache, Storage, padded, page_of
+from eviction.rotary import rotary_of
+from eviction.support import CACHE_NAMES, decoder_of, layer_shapes, takes
+
+STORAGES = ("ragged", "padded", "masked")
+
+_numbers = itertools.count()
+
+
+@contextmanager
+def evict(
+    model: PreTrainedModel,
+    score: str | Score | None = "snapkv",
+    allocator: str | Allocator = "uniform",
+    selector: str | Selector = "top_mass",
+    budget: int | Budget | None = None,
+    storage: Storage = "ragged",
+) -> Iterator["Run"]:
+    """While open, the model runs on a physically evicted cache; afterwards it is as it was.
+
+    model: any decoder of transformers whose attention can be replaced. score, allocator, selector: names (`python -m
+    eviction list`), with options as "snapkv:variant=kvpress", or objects; score None evicts nothing. budget: entries
+    per KV head on average, or a Budget; required with a score. storage: "ragged" holds what was selected and the budget
+    is enforced; "padded" (each layer's cells as long as its longest) and "masked" (everything, as most published code
+    does) hold more, and `run.enforced` says so.
+
+    Inside, `run.prefill(ids)` reads a context and evicts before any question is known; `run.generate(ids)` goes on from
+    there, inside `with run.question():` without changing the state that the next question finds. `model(ids)` and
+    `model.generate(ids)` read a whole prompt, question included, as one new sequence. Raises BadInput for names,
+    budgets and models that do not fit. Source: ours.
+    """
+    if budget is None and score is not None:
+        raise BadInput("budget: a score needs one, such as budget=128 entries per KV head")
+    if storage not in STORAGES:
+        raise BadInput(f"unknown storage {storage!r}: expected one of {', '.join(STORAGES)}")
+    method = Method(
+        None if score is None else named(Score, score), named(Allocator, allocator), named(Selector, selector)
+    )
+    decoder = decoder_of(model)
+    shapes = layer_shapes(model)
+    run = Run(model, shapes, method, None if budget is None else as_budget(budget), storage)
+    name = f"forced_weights_eviction_{next(_numbers)}"
+    previous = model.config._attn_implementation
+    AttentionInterface.register(name, run._attend)
+    AttentionMaskInterface.register(name, run._mask)
+    hooks = [
+        decoder.register_forward_pre_hook(run._before, with_kwargs=True),
+        decoder.register_forward_hook(run._after),
+    ]
+    try:
+        model.set_attn_implementation(name)
+        if model.config._attn_implementation != name:
+            raise BadInput(
+                f"{type(model).__name__} does not let its attention function be replaced: it is not supported"
+            )
+        yield run
+    finally:
+        for hook in hooks:
+            hook.remove()
+        model.set_attn_implementation(previous)
+        # transformers has no way to unregister but its mapping
+        AttentionInterface._global_mapping.pop(name, None)
+        AttentionMaskInterface._global_mapping.pop(name, None)
+
+
+class Run:
+    """What evict() hands out: the cache, what it holds, and how to read and write on it.
+
+    cache: pass it as `cache=run.cache` to go on from what was read. ledger: every forward pass. seconds: spent on
+    scoring, allocating and selecting. enforced: whether the cache is held to its budget.
+    """
+
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        shapes: Sequence[LayerShape],
+        method: Method,
+        budget: Budget | None,
+        storage: Storage,
+    ) -> None:
+        self.model, self.budget, self.storage = model, budget, storage
+        self.cache = RaggedCache(shapes, storage)
+        self.ledger = Ledger()
+        self.enforced = storage == "ragged" and method.score is not None
+        self._method = method
+        self._account = Account(budget, shapes, method.allocator.extra, enforced=storage == "ragged")
+        rotary = [rotary_of(model, layer) for layer in range(len(shapes))]
+        self._compressor = Compressor(method, self.cache, self._account, rotary, model.device)
+        self._snapshots: list[tuple[list[LayerState], Padding]] = []
+        self._broken = ""
+        self._forget()
+
+    def _forget(self) -> None:
+        """Forget what is about the pass or the context at hand."""
+        layers = len(self.cache.layers)
+        self._context: type[ContextRows] | type[ContextAndQuestionRows] | None = None  # what is being read
+        self._last_chunk = True
+        self._masks: dict[int, tuple[torch.Tensor, Queries]] = {}
+        self._compressor.forget()
+        self._compressing = self._first_pass = False
+        self._used: list[tuple[int, ...]] = [()] * layers
+        self._stored = [layer.nbytes for layer in self.cache.layers]
+        self._tokens = self._peak = 0
+
+    # What the cache holds
+
+    @property
+    def kept(self) -> list[list[npt.NDArray[np.int64]]]:
+        """kept[layer][kv_head]: sorted true positions that the cache holds of the first sequence."""
+        return self.kept_of(0)
+
+    def kept_of(self, sequence: int) -> list[list[npt.NDArray[np.int64]]]:
+        """kept of any sequence of the batch. Positions count its tokens; padding has none."""
+        kept = []
+        for layer, shape in zip(self.cache.layers, self.cache.shapes, strict=True):
+            heads: list[npt.NDArray[np.int64]] = [np.empty(0, np.int64)] * shape.kv_heads
+            if layer.pages:
+                candidates = layer.candidates()
+                slots = candidates.slots.view(-1, shape.kv_heads, candidates.slots.shape[1])
+                positions = self.cache.padding.positions(slots)[sequence].cpu().numpy()
+                heads = [cell[cell >= 0] for cell in positions]
+            kept.append(heads)
+        return kept
+
+    @property
+    def bytes(self) -> int:
+        """Bytes of the storages behind all keys and values, what an open question will fall back to included."""
+        return self.cache.storages(self._snapshot_pages())
+
+    @property
+    def side_bytes(self) -> int:
+        """Bytes of everything else that is kept for the cache: slots, padding, what the score remembers, query rows."""
+        return self.cache.side_data(self._snapshot_pages()) + self._compressor.row_bytes
+
+    @property
+    def seconds(self) -> float:
+        """Seconds spent on scoring, allocating, selecting and letting go."""
+        return self._compressor.seconds
+
+    # Reading and writing
+
+    def reset(self) -> None:
+        """Forget the sequence; the ledger stays."""
+        self.cache.reset()
+        self._account.reset()
+        self._snapshots.clear()
+        self._broken = ""
+        self._forget()
+
+    @torch.inference_mode()
+    def prefill(
+        self, ids: torch.Tensor, attention_mask: torch.Tensor | None = None, chunk: int | None = None
+    ) -> torch.Tensor:
+        """Read a context as a new sequence and evict; the logits (B, V) after its last token.
+
+        ids (B, N) or (N,). attention_mask (B, N): 0 for padding, on the left. chunk: tokens read at a time; the cache
+        is evicted down to its budget after each. Scores see context rows only.
+        """
+        return self._prefill(ids, attention_mask, chunk, ContextRows)
+
+    @torch.inference_mode()
+    def generate(self, ids: torch.Tensor, chunk: int | None = None, **options: Any) -> torch.Tensor:
+        """Go on from what was read with further tokens ids (B, T) or (T,), and generate: (B, new) token ids.
+
+        options: those of the model's generate(); greedy unless they say otherwise. Where nothing was read yet, ids are
+        a whole prompt, evicted from after reading (after every `chunk` tokens), with its question seen.
+        """
+        ids = _two_dimensional(ids).to(self.model.device)
+        mask: torch.Tensor | None = options.pop("attention_mask", None)
+        if mask is not None and mask.shape != ids.shape:
+            raise BadInput(f"attention_mask {tuple(mask.shape)}: expected the shape of the ids, {tuple(ids.shape)}")
+        past = self.cache.padding
+        if chunk is not None and past.slots == 0 and ids.shape[1] > chunk:
+            # the last token is left for generate(), which must feed at least one
+            head = None if mask is None else mask[:, :-1]
+            self._prefill(ids[:, :-1], head, chunk, ContextAndQuestionRows)
+            past, ids = self.cache.padding, ids[:, -1:]
+            mask = None if mask is None else mask[:, -1:]
+        new = torch.ones_like(ids) if mask is None else mask.to(ids)
+        before = new.new_ones(ids.shape[0], past.slots) if past.real is None else past.real.to(new)
+        whole = torch.cat([before, new], dim=1)
+        options = {"do_sample": False, **options}
+        out = self.model.generate(ids, attention_mask=whole, cache=self.cache, **options)  # type: ignore[operator]
+        sequences = out if isinstance(out, torch.Tensor) else out.sequences
+        generated: torch.Tensor = sequences[:, ids.shape[1] :]
+        return generated
+
+    @contextmanager
+    def question(self) -> Iterator[None]:
+        """Whatever is read and written inside is forgotten at the end: the next question finds the same cache."""
+        if self.cache.padding.slots == 0:
+            raise BadInput("question(): nothing was read yet: call run.prefill(context) first")
+        layers = self.cache.layers
+        self._snapshots.append(([layer.state() for layer in layers], self.cache.padding.copy()))
+        for layer in layers:
+            layer.seal()
+        try:
+            yield
+        finally:
+            if self._snapshots:  # reset() inside leaves none
+                states, self.cache.padding = self._snapshots.pop()
+                for number, (layer, state) in enumerate(zip(layers, states, strict=True)):
+                    layer.restore(state)
+                    self._account.hold(number, layer.lengths)
+                self._broken = ""
+                self._forget()
+
+    # The model's side
+
+    def _mask(
+        self,
+        batch_size: int,
+        q_length: int,
+        kv_length: int,
+        q_offset: int = 0,
+        mask_function: Any = causal_mask_function,
+        attention_mask: torch.Tensor | None = None,
+        **other: Any,
+    ) -> torch.Tensor:
+        """The registered mask: intervals of slots. Remembered for the layers, which are handed it one by one."""
+        if attention_mask is not None and attention_mask.shape != (batch_size, kv_length):
+            raise BadInput(
+                f"attention_mask {tuple(attention_mask.shape)}: expected ({batch_size}, {kv_length}), everything read"
+                " so far and the new tokens"
+            )
+        mask = visible_intervals(
+            batch_size=batch_size,
+            q_length=q_length,
+            kv_length=kv_length,
+            q_offset=q_offset,
+            mask_function=mask_function,
+            attention_mask=attention_mask,
+            **other,
+        )
+        plain = mask_function is causal_mask_function and (attention_mask is None or bool(attention_mask.all()))
+        self._masks[id(mask)] = mask, queries_of(mask, q_offset, plain)
+        return mask
+
+    def _before(self, decoder: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """A forward pass begins: it runs on our cache. A model given none, or an empty one, begins a new sequence."""
+        given = next((kwargs.pop(name) for name in CACHE_NAMES if kwargs.get(name) is not None), None)
+        for name in CACHE_NAMES:
+            kwargs.pop(name, None)
+        if kwargs.get("use_cache") is False:
+            raise BadInput("use_cache=False inside evict(): there would be no cache to evict from")
+        if given is not self.cache:
+            if given is not None and given.get_seq_length() > 0:
+                raise BadInput("the model was given a cache that is not the run's: pass cache=run.cache")
+            if self._snapshots:
+                raise BadInput("inside question() the model must go on: use run.generate, or pass cache=run.cache")
+            if self.cache.padding.slots > 0:
+                self.reset()
+        if self._broken:
+            raise BadInput(f"the cache is not whole after an error ({self._broken}): call run.reset()")
+        kwargs["cache"], kwargs["use_cache"] = self.cache, True
+        self._broken = "a forward pass did not end"
+        self._compressing = self._method.score is not None and (
+            self._context is not None or self.cache.padding.slots == 0
+        )
+        self._first_pass = self.cache.padding.slots == 0
+        self._masks.clear()
+        self._used = [()] * len(self.cache.layers)
+        self._stored = [layer.nbytes for layer in self.cache.layers]
+        self._peak = sum(self._stored)
+        self._compressor.peak = 0
+        return args, kwargs
+
+    def _attend(
+        self,
+        module: torch.nn.Module,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        attention_mask: torch.Tensor | None,
+        scaling: float | None = None,
+        softcap: float | None = None,
+        sliding_window: int | None = None,
+        **other: object,
+    ) -> tuple[torch.Tensor, None]:
+        """The registered attention function: attend, store, and evict where the layer can be decided alone."""
+        number = int(module.layer_idx)  # type: ignore[arg-type]  # every attention module of transformers has it
+        layer, shape = self.cache.layers[number], self.cache.shapes[number]
+        unknown = sorted(x for x, y in other.items() if isinstance(y, torch.Tensor) and x not in HARMLESS_TENSORS)
+        if unknown:
+            raise BadInput(f"layer {number}: attention takes {', '.join(unknown)}, which is not supported")
+        if layer.incoming is None or layer.incoming[0] is not key:
+            raise BadInput(f"layer {number}: its keys did not come through the cache: the model is not supported")
+        layer.incoming = None
+        if attention_mask is None or id(attention_mask) not in self._masks:
+            raise BadInput(f"layer {number}: the model did not use the registered mask: it is not supported")
+        entry_bytes = (key.shape[-1] + value.shape[-1]) * key.element_size()
+        if (key.shape[1], entry_bytes, sliding_window) != (shape.kv_heads, shape.entry_bytes, shape.window):
+            raise BadInput(
+                f"layer {number}: {key.shape[1]} KV heads of {entry_bytes} bytes an entry, window {sliding_window},"
+                f" where the configuration says {shape.kv_heads}, {shape.entry_bytes}, {shape.window}: not supported"
+            )
+        queries = self._masks[id(attention_mask)][1]
+        if queries.real is not None and bool((queries.real.any(1) & ~queries.real[:, -1]).any()):
+            raise BadInput("attention_mask: padding after tokens: expected it on the left")
+        if number == 0:
+            self.cache.padding.extend(queries.real, query.shape[0], query.shape[2], query.device)
+            self.ledger.batch = query.shape[0]
+            self._tokens = query.shape[2]
+        scale = float(scaling) if scaling is not None else query.shape[-1] ** -0.5
+        replaced = layer.append(page_of(key, value, queries.slots, queries.real))
+        layer.seen += query.shape[2]
+        self._used[number] = layer.lengths
+        self._account.hold(number, layer.lengths)
+        if not self._compressing:
+            self._account.appended(self.cache.padding.seen(query.shape[0]), self._method.score is not None)
+        if queries.start == 0:
+            output = attention(module, query, key, value, queries, scale, softcap)
+            self._note(number, 0)
+        else:
+            held = padded(layer.pages)
+            all_seen = all(page.all_seen for page in layer.pages)
+            output, mask_bytes = ragged_attention(query, held, all_seen, queries, scale, softcap)
+            self._note(number, max(replaced, mask_bytes + held.copied))
+            del held
+        if self._compressing:
+            kind = self._context or ContextAndQuestionRows
+            rows = rows_of(query, queries, self.cache, kind, scale, softcap)
+            self._compressor.weigh(number, rows, more_to_come=self._context is not None and not self._last_chunk)
+        layer.expire()
+        if self._compressing and self._method.by_layer:
+            self._compressor.decide([number], query.shape[0])
+        self._account.hold(number, layer.lengths)
+        self._note(number, self._compressor.peak)
+        return output, None
+
+    def _after(self, decoder: torch.nn.Module, args: tuple[Any, ...], output: Any) -> None:
+        """A forward pass ended: evict where all layers had to be known, and write the ledger."""
+        missing = [number for number, used in enumerate(self._used) if not used]
+        if missing:
+            raise BadInput(f"layers {missing} did not run the registered attention: the model is not supported")
+        batch = self.ledger.batch
+        if self._compressing:
+            if not self._method.by_layer:
+                self._compressor.decide(range(len(self.cache.layers)), batch)
+                self._peak = max(self._peak, sum(self._stored) + self._compressor.peak)
+                for number, layer in enumerate(self.cache.layers):
+                    self._account.hold(number, layer.lengths)
+            self._account.close(self.cache.padding.seen(batch))
+        self._masks.clear()
+        phase: Phase = "question" if self._tokens > 1 else "decode"
+        if self._first_pass or self._context is not None:
+            phase = "prefill"
+            if self._context is None or self._last_chunk:  # the prompt is read: nothing more is scored
+                for layer in self.cache.layers:
+                    layer.seal()
+                    layer.memory.clear()
+        held = self.bytes
+        self.ledger.steps.append(
+            Step(
+                phase=phase,
+                tokens=self._tokens,
+                used=tuple(self._used),
+                kept=tuple(layer.lengths for layer in self.cache.layers),
+                nbytes=held,
+                side_bytes=self.side_bytes,
+                peak_bytes=max(self._peak, held),
+            )
+        )
+        self._broken = ""
+
+    def _prefill(
+        self,
+        ids: torch.Tensor,
+        attention_mask: torch.Tensor | None,
+        chunk: int | None,
+        kind: type[ContextRows] | type[ContextAndQuestionRows],
+    ) -> torch.Tensor:
+        ids = _two_dimensional(ids).to(self.model.device)
+        if ids.shape[1] == 0:
+            raise BadInput("prefill: no tokens")
+        if chunk is not None and chunk < 1:
+            raise BadInput(f"chunk = {chunk}: expected at least 1")
+        if attention_mask is not None and attention_mask.shape != ids.shape:
+            raise BadInput(
+                f"attention_mask {tuple(attention_mask.shape)}: expected the shape of the ids, {tuple(ids.shape)}"
+            )
+        if self._snapshots:
+            raise BadInput("prefill() inside question(): a context is read outside")
+        self.reset()
+        real = torch.ones_like(ids) if attention_mask is None else attention_mask.to(ids)
+        position_ids = (real.cumsum(-1) - 1).clamp(min=0)
+        step = chunk or ids.shape[1]
+        only_last = {"logits_to_keep": 1} if takes(self.model, "logits_to_keep") else {}
+        if attention_mask is not None and not bool((attention_mask.bool().int().diff(dim=-1) >= 0).all()):
+            raise BadInput("attention_mask: padding after tokens: expected it on the left")
+        self._context = kind
+        try:
+            for begin in range(0, ids.shape[1], step):
+                end = min(begin + step, ids.shape[1])
+                self._last_chunk = end == ids.shape[1]
+                output = self.model(
+                    ids[:, begin:end],
+                    attention_mask=None if attention_mask is None else real[:, :end],
+                    position_ids=position_ids[:, begin:end],
+                    cache=self.cache,
+                    use_cache=True,
+                    **only_last,
+                )
+        finally:
+            self._context = None
+        states = output.logits if "logits" in output else output.last_hidden_state
+        last: torch.Tensor = states[:, -1]
+        return last
+
+    def _note(self, number: int, transient: int) -> None:
+        """Layer `number` stores what it stores now, and beside all layers this many bytes are in use for a moment."""
+        self._stored[number] = self.cache.layers[number].nbytes
+        self._peak = max(self._peak, sum(self._stored) + transient)
+
+    def _snapshot_pages(self) -> Iterator[Page]:
+        return (page for states, _ in self._snapshots for state in states for page in state.pages)
+
+
+def _two_dimensional(ids: torch.Tensor) -> torch.Tensor:
+    if not isinstance(ids, torch.Tensor) or ids.ndim not in (1, 2) or ids.is_floating_point():
+        raise BadInput("ids: expected an integer tensor (tokens,) or (sequences, tokens)")
+    return ids if ids.ndim == 2 else ids[None]

@@ -1,0 +1,1 @@
+"""What makes an entry worth keeping: one file a score."""

@@ -1,0 +1,1 @@
+"""Which entries stay, given scores and counts: one file a selector."""

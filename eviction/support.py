@@ -1,0 +1,47 @@
+"""Which models can be evicted from, and the shape of what their caches hold."""
+
+import inspect
+
+from transformers import PreTrainedModel
+
+from data import BadInput
+from eviction.ragged import LayerShape
+
+CACHE_NAMES = ("cache", "past_key_values")  # what transformers calls and called the argument of a model's forward
+LAYER_TYPES = {"full_attention", "sliding_attention"}
+
+
+def decoder_of(model: PreTrainedModel) -> PreTrainedModel:
+    """The module whose forward is handed the cache. Raises BadInput if the model is not one to evict from."""
+    if not isinstance(model, PreTrainedModel):
+        raise BadInput(f"{type(model).__name__}: expected a model of transformers")
+    if model.config.is_encoder_decoder:
+        raise BadInput(f"{type(model).__name__}: encoder-decoder models are not supported")
+    decoder = model.base_model
+    if not isinstance(decoder, PreTrainedModel) or not any(takes(decoder, name) for name in CACHE_NAMES):
+        raise BadInput(f"{type(model).__name__}: its forward takes no cache: it is not supported")
+    return decoder
+
+
+def layer_shapes(model: PreTrainedModel) -> list[LayerShape]:
+    """What every layer will hold an entry of, from the configuration; held against the tensors when they come.
+
+    Raises BadInput for layers that are neither full nor sliding-window attention.
+    """
+    config = model.config.get_text_config()
+    heads = config.num_attention_heads
+    kv_heads = getattr(config, "num_key_value_heads", None) or heads
+    width = getattr(config, "head_dim", None) or config.hidden_size // heads
+    window = getattr(config, "sliding_window", None)
+    default = "full_attention" if window is None else "sliding_attention"
+    kinds = getattr(config, "layer_types", None) or [default] * config.num_hidden_layers
+    unknown = sorted(set(kinds) - LAYER_TYPES)
+    if unknown:
+        raise BadInput(f"{type(model).__name__}: layers of type {', '.join(unknown)} are not supported")
+    size = 2 * width * model.dtype.itemsize
+    return [LayerShape(kv_heads, size, window if kind == "sliding_attention" else None) for kind in kinds]
+
+
+def takes(model: PreTrainedModel, argument: str) -> bool:
+    """Whether the model's forward has an argument of that name."""
+    return argument in inspect.signature(model.forward).parameters

@@ -1,0 +1,1 @@
+"""Prompts with a known answer."""

@@ -1,0 +1,601 @@
+"""A physically evicted cache against the full cache with an additive mask, on every supported architecture."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import numpy as np
+import pytest
+import torch
+from transformers import (
+    AttentionInterface,
+    AttentionMaskInterface,
+    AutoModelForCausalLM,
+    DynamicCache,
+    Gemma2Config,
+    Gemma3TextConfig,
+    LlamaConfig,
+    MistralConfig,
+    Olmo2Config,
+    Phi3Config,
+    PreTrainedModel,
+    Qwen2Config,
+    Qwen3Config,
+    T5Config,
+    T5ForConditionalGeneration,
+)
+from transformers.masking_utils import eager_mask
+
+from data import BadInput
+from data.store import CHECKOUT
+from eviction import Budget, BudgetExceeded, evict
+from eviction.method import (
+    Allocation,
+    Allocator,
+    Cells,
+    ContextAndQuestionRows,
+    ContextRows,
+    Rows,
+    Scope,
+    Score,
+    Selector,
+)
+from eviction.ragged import RaggedCache
+
+EMBEDDED = CHECKOUT / "data" / "models"
+TOLERANCE = 2e-5  # of logits, in float32: summation order differs between the two ways of attending
+SMALL: dict[str, Any] = {
+    "vocab_size": 97,
+    "hidden_size": 48,
+    "intermediate_size": 64,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 6,
+    "num_key_value_heads": 2,
+    "head_dim": 16,
+    "pad_token_id": 0,
+    "eos_token_id": None,
+    "bos_token_id": 1,
+}
+NARROW = {key: value for key, value in SMALL.items() if key != "head_dim"} | {"num_attention_heads": 4}
+WINDOWED = ["sliding_attention", "full_attention"] * 2
+CONFIGS: dict[str, Any] = {
+    "qwen2": lambda: Qwen2Config(**SMALL),
+    "qwen2-window": lambda: Qwen2Config(**SMALL, sliding_window=12, use_sliding_window=True, layer_types=WINDOWED),
+    "qwen3": lambda: Qwen3Config(**SMALL),
+    "llama": lambda: LlamaConfig(**SMALL),
+    "olmo2": lambda: Olmo2Config(**NARROW),
+    "gemma3": lambda: Gemma3TextConfig(**SMALL, sliding_window=12, layer_types=WINDOWED, query_pre_attn_scalar=24),
+    "gemma2": lambda: Gemma2Config(
+        **SMALL, sliding_window=12, layer_types=WINDOWED, query_pre_attn_scalar=24, attn_logit_softcapping=2.0
+    ),
+    "mistral-window": lambda: MistralConfig(**SMALL, sliding_window=12),
+    "phi3": lambda: Phi3Config(
+        **NARROW,
+        sliding_window=12,
+        rope_parameters={"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.5},
+    ),
+}
+
+
+def small_model(name: str, dtype: torch.dtype = torch.float32) -> PreTrainedModel:
+    torch.manual_seed(5)
+    model = AutoModelForCausalLM.from_config(CONFIGS[name]())
+    for parameter in model.parameters():  # rows with some shape: at the initial scale all weights are nearly equal
+        if parameter.ndim > 1:
+            parameter.data.mul_(6.0)
+    return model.to(dtype).eval()
+
+
+# Parts of a method that share nothing with those of the package
+
+
+@dataclass(frozen=True)
+class Noise(Score):
+    """Random scores, different in every cell."""
+
+    name: ClassVar[str] = "noise"
+    source: ClassVar[str] = "test"
+    need: int | None = 0
+    seen_types: tuple[list[type], ...] = ([],)
+    seen_rows: tuple[list[int], ...] = ([],)
+
+    def rows_needed(self, budget: int) -> int | None:
+        return self.need
+
+    def __call__(self, cells: Cells, rows: Rows) -> torch.Tensor:
+        self.seen_types[0].append(type(rows))
+        self.seen_rows[0].append(rows.queries.shape[2])
+        generator = torch.Generator().manual_seed(cells.layer)
+        return torch.rand(1000, generator=generator)[
+            (cells.positions + 13 * torch.arange(cells.keys.shape[1])[:, None]).clamp(min=0)
+        ]
+
+
+@dataclass(frozen=True)
+class Slanted(Allocator):
+    """Earlier heads and layers get more; the total is exact."""
+
+    name: ClassVar[str] = "slanted"
+    source: ClassVar[str] = "test"
+    scope: ClassVar[Scope] = "model"
+
+    def __call__(
+        self,
+        scores: Sequence[torch.Tensor],
+        lengths: Sequence[torch.Tensor],
+        budgets: Sequence[int],
+        first_layer: int,
+        n_layers: int,
+    ) -> Allocation:
+        total = min(sum(len(x) * b for x, b in zip(lengths, budgets, strict=True)), int(sum(x.sum() for x in lengths)))
+        flat = torch.cat(list(lengths)).tolist()
+        counts, left = [], total
+        for i, most in enumerate(flat):
+            after = sum(flat[i + 1 :])
+            take = min(most, max(left - after, min(left, 1 + left // 3)))
+            counts.append(take)
+            left -= take
+        assert left == 0
+        sizes = [len(x) for x in lengths]
+        return Allocation([*torch.tensor(counts).split(sizes)])
+
+
+@dataclass(frozen=True)
+class ByLayer(Slanted):
+    scope: ClassVar[Scope] = "layer"
+
+
+@dataclass(frozen=True)
+class Highest(Selector):
+    name: ClassVar[str] = "highest"
+    source: ClassVar[str] = "test"
+
+    @property
+    def scope(self) -> Scope:
+        return "layer"
+
+    def __call__(
+        self, cells: Sequence[Cells], scores: Sequence[torch.Tensor], counts: Sequence[torch.Tensor]
+    ) -> list[torch.Tensor]:
+        kept = []
+        for score, count in zip(scores, counts, strict=True):
+            keep = torch.zeros_like(score, dtype=torch.bool)
+            for index in np.ndindex(*score.shape[:2]):
+                keep[index][score[index].topk(int(count[index])).indices] = True
+            kept.append(keep)
+        return kept
+
+
+# The oracle: everything stays in the cache, and what was evicted gets -inf
+
+
+class Oracle:
+    """A second copy of the model on a full cache; allowed[layer] (B, K, slots) says what is not evicted."""
+
+    def __init__(self, model: PreTrainedModel) -> None:
+        self.model, self.cache, self.allowed = model, DynamicCache(), {}
+        AttentionInterface.register("oracle", self.attend)
+        AttentionMaskInterface.register("oracle", eager_mask)
+        model.set_attn_implementation("oracle")
+
+    def attend(
+        self, module: Any, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, mask: torch.Tensor, **kw: Any
+    ) -> tuple[torch.Tensor, None]:
+        groups = query.shape[1] // key.shape[1]
+        logits = query @ key.repeat_interleave(groups, 1).transpose(-1, -2) * kw["scaling"]
+        if kw.get("softcap") is not None:
+            logits = kw["softcap"] * torch.tanh(logits / kw["softcap"])
+        logits = logits + mask
+        if module.layer_idx in self.allowed:
+            allowed = self.allowed[module.layer_idx]
+            new = torch.ones(*allowed.shape[:2], key.shape[2] - allowed.shape[2], dtype=torch.bool)
+            gone = ~torch.cat([allowed, new], -1).repeat_interleave(groups, 1)
+            logits = logits.masked_fill(gone[:, :, None], torch.finfo(logits.dtype).min)
+        weights = torch.softmax(logits.float(), -1).to(query.dtype)
+        return (weights @ value.repeat_interleave(groups, 1)).transpose(1, 2).contiguous(), None
+
+    def read(self, ids: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+        positions = (mask.cumsum(-1) - 1).clamp(min=0)[:, -ids.shape[1] :]
+        with torch.inference_mode():
+            return self.model(ids, attention_mask=mask, position_ids=positions, cache=self.cache).logits
+
+    def evict(self, kept: list[list[list[np.ndarray]]], mask: torch.Tensor) -> None:
+        """kept[sequence][layer][kv_head]: true positions, as run.kept_of gives them."""
+        slots = mask.shape[1]
+        for layer in range(len(kept[0])):
+            allowed = torch.zeros(len(kept), len(kept[0][layer]), slots, dtype=torch.bool)
+            for sequence, layers in enumerate(kept):
+                real = torch.nonzero(mask[sequence]).flatten()
+                for head, positions in enumerate(layers[layer]):
+                    allowed[sequence, head, real[torch.from_numpy(positions)]] = True
+            self.allowed[layer] = allowed
+
+
+def read(run: Any, ids: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+    positions = (mask.cumsum(-1) - 1).clamp(min=0)[:, -ids.shape[1] :]
+    with torch.inference_mode():
+        return run.model(ids, attention_mask=mask, position_ids=positions, cache=run.cache).logits
+
+
+@pytest.mark.parametrize("storage", ["ragged", "padded", "masked"])
+@pytest.mark.parametrize("name", CONFIGS)
+def test_equals_the_full_cache_with_an_additive_mask(name: str, storage: Any) -> None:
+    ids = torch.randint(2, 97, (3, 60), generator=torch.Generator().manual_seed(1))
+    mask = torch.ones(3, 60, dtype=torch.long)
+    mask[0, :7] = 0
+    mask[2, :21] = 0
+    steps = [40, 10, 1, 1, 5, 1, 1, 1]
+    oracle = Oracle(small_model(name))
+    with evict(small_model(name), Noise(), Slanted(), Highest(), budget=9, storage=storage) as run:
+        end = 0
+        for number, step in enumerate(steps):
+            begin, end = end, end + step
+            part, seen = ids[:, begin:end], mask[:, :end]
+            ours, theirs = read(run, part, seen), oracle.read(part, seen)
+            real = seen[:, begin:].bool()
+            assert (ours - theirs)[real].abs().max() < TOLERANCE * max(1.0, float(theirs[real].abs().max()))
+            if number == 0:
+                oracle.evict([run.kept_of(sequence) for sequence in range(3)], seen)
+        used = [step.used for step in run.ledger.steps]
+        assert len(used) == len(steps)
+        # the test shows something only if evicting changes the result
+        oracle.allowed.clear()
+        assert (read(run, ids[:, -1:], torch.cat([mask, mask[:, -1:]], 1)) - theirs).abs().max() > 1e-3
+
+
+@pytest.mark.parametrize("allocator", [Slanted(), ByLayer()])
+@pytest.mark.parametrize("name", CONFIGS)
+def test_chunked_prefill_evicts_every_chunk(name: str, allocator: Allocator) -> None:
+    ids = torch.randint(2, 97, (2, 47), generator=torch.Generator().manual_seed(2))
+    mask = torch.ones(2, 47, dtype=torch.long)
+    mask[1, :11] = 0
+    oracle, model = Oracle(small_model(name)), small_model(name)
+    with evict(model, Noise(), allocator, Highest(), budget=5) as run:
+        records = []
+        handle = model.base_model.register_forward_hook(lambda *_: records.append([run.kept_of(0), run.kept_of(1)]))
+        last = run.prefill(ids, mask, chunk=15)
+        handle.remove()
+    assert len(records) == 4
+    for number, (begin, kept) in enumerate(zip(range(0, 47, 15), records, strict=True)):
+        end = min(begin + 15, 47)
+        theirs = oracle.read(ids[:, begin:end], mask[:, :end])
+        oracle.evict(kept, mask[:, :end])
+        lengths = [sum(len(head) for layer in kept[b] for head in layer) for b in range(2)]
+        assert all(length <= 8 * 5 for length in lengths), number
+    assert (last - theirs[:, -1]).abs().max() < TOLERANCE * max(1.0, float(theirs.abs().max()))
+
+
+@pytest.mark.parametrize("name", ["qwen", "qwen3", "olmo", "gemma"])
+def test_embedded_checkpoints_equal_the_masked_full_cache(name: str) -> None:
+    def load() -> PreTrainedModel:
+        return AutoModelForCausalLM.from_pretrained(EMBEDDED / name, dtype=torch.float32).eval()
+
+    ids = torch.randint(5, 2000, (1, 240), generator=torch.Generator().manual_seed(4))
+    ids[:, 0] = 1
+    mask = torch.ones_like(ids)
+    oracle = Oracle(load())
+    with evict(load(), Noise(), Slanted(), Highest(), budget=20) as run:
+        for number, (begin, end) in enumerate([(0, 200), (200, 230), (230, 231), (231, 232)]):
+            ours, theirs = read(run, ids[:, begin:end], mask[:, :end]), oracle.read(ids[:, begin:end], mask[:, :end])
+            assert (ours - theirs).abs().max() < TOLERANCE * float(theirs.abs().max())
+            if number == 0:
+                oracle.evict([run.kept], mask[:, :end])
+
+
+def stored(run: Any) -> int:
+    """Bytes of unique storages of all floating tensors that the cache's layers reach."""
+    found = {}
+    for layer in run.cache.layers:
+        for page in layer.pages:
+            for tensor in vars(page).values():
+                if isinstance(tensor, torch.Tensor) and tensor.is_floating_point():
+                    found[tensor.untyped_storage().data_ptr()] = tensor.untyped_storage().nbytes()
+    return sum(found.values())
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("name", ["llama", "gemma3", "phi3"])
+def test_bytes_are_those_of_the_entries(name: str, dtype: torch.dtype) -> None:
+    model = small_model(name, dtype)
+    entry = 2 * model.config.head_dim * dtype.itemsize if name != "phi3" else 2 * 12 * dtype.itemsize
+    with evict(model, Noise(), Slanted(), Highest(), budget=7) as run:
+        run.prefill(torch.arange(2, 52))
+        held = [len(head) for layer in run.kept for head in layer]
+        assert sum(held) == 8 * 7
+        assert run.bytes == stored(run) == sum(held) * entry
+        assert run.side_bytes == 4 * sum(held)  # a slot is four bytes
+        for _ in range(3):
+            with torch.inference_mode():
+                model(torch.tensor([[5]]), cache=run.cache)
+            held = [len(head) for layer in run.kept for head in layer]
+            assert run.bytes == stored(run) == sum(held) * entry
+            assert run.bytes == run.ledger.steps[-1].nbytes
+        assert run.ledger.peak_bytes >= 50 * 2 * entry  # a whole layer at least was held before it was evicted from
+
+
+def test_masked_and_padded_storage_hold_more_than_they_keep() -> None:
+    ids = torch.arange(2, 62)
+    sizes, kept = {}, {}
+    for storage in ("ragged", "padded", "masked"):
+        with evict(small_model("llama"), Noise(), Slanted(), Highest(), budget=6, storage=storage) as run:
+            run.prefill(ids)
+            sizes[storage], kept[storage] = run.bytes, run.kept
+            assert run.enforced == (storage == "ragged")
+    assert sizes["ragged"] < sizes["padded"] < sizes["masked"] == 60 * 8 * 2 * 16 * 4
+    widest = [max(len(head) for head in layer) for layer in kept["padded"]]
+    assert sizes["padded"] == sum(2 * n for n in widest) * 2 * 16 * 4
+    for storage in ("padded", "masked"):
+        for ours, theirs in zip(kept[storage], kept["ragged"], strict=True):
+            for a, b in zip(ours, theirs, strict=True):
+                np.testing.assert_array_equal(a, b)
+
+
+@pytest.mark.parametrize(
+    ("budget", "tokens", "expected"),
+    [
+        (Budget(compression_ratio=0.9), 100, 10),
+        (Budget(compression_ratio="0.75"), 10, 2),
+        (Budget(compression_ratio=0.999), 50, 1),
+        (Budget(compression_ratio=0), 50, 50),
+        (Budget(nbytes=8 * 2 * 16 * 4 * 5 + 100), 40, 5),
+        (Budget(entries=1), 40, 1),
+        (1000, 40, 40),
+        (3, 1, 1),
+    ],
+)
+def test_budgets_keep_whole_entries_exactly(budget: Any, tokens: int, expected: int) -> None:
+    with evict(small_model("llama"), Noise(), ByLayer(), Highest(), budget=budget) as run:
+        run.prefill(torch.full((tokens,), 7))
+        assert sum(len(head) for layer in run.kept for head in layer) == 8 * expected
+        if isinstance(budget, Budget) and budget.nbytes:
+            assert run.bytes <= budget.nbytes
+
+
+def test_window_layers_count_with_what_they_can_hold() -> None:
+    with evict(small_model("gemma3"), Noise(), Slanted(), Highest(), budget=20) as run:
+        run.prefill(torch.arange(2, 80))
+        layers = [sum(len(head) for head in layer) for layer in run.kept]
+        assert sum(layers) == 2 * (11 + 20 + 11 + 20)
+        for layer in (0, 2):
+            assert all(head.min() >= 78 - 11 for head in run.kept[layer])
+
+
+@dataclass(frozen=True)
+class Greedy(ByLayer):
+    """Takes more than it was given."""
+
+    name: ClassVar[str] = "greedy"
+
+    def __call__(self, scores: Any, lengths: Any, budgets: Any, first_layer: int, n_layers: int) -> Allocation:
+        return Allocation([torch.minimum(x, torch.full_like(x, b + 1)) for x, b in zip(lengths, budgets, strict=True)])
+
+
+def test_an_allocator_cannot_exceed_the_budget() -> None:
+    with (
+        evict(small_model("llama"), Noise(), Greedy(), Highest(), budget=6) as run,
+        pytest.raises(BudgetExceeded, match="56 entries held, the budget allows 48"),
+    ):
+        run.prefill(torch.arange(2, 62))
+
+
+def test_spare_entries_bound_what_is_added_after_eviction() -> None:
+    model = small_model("llama")
+    with evict(model, Noise(), ByLayer(), Highest(), budget=Budget(entries=6, spare=2)) as run:
+        run.prefill(torch.arange(2, 62))
+        with torch.inference_mode():
+            model(torch.tensor([[5]]), cache=run.cache)
+            model(torch.tensor([[5]]), cache=run.cache)
+            with pytest.raises(BudgetExceeded):
+                model(torch.tensor([[5]]), cache=run.cache)
+            with pytest.raises(BadInput, match="reset"):
+                model(torch.tensor([[5]]), cache=run.cache)
+        run.prefill(torch.arange(2, 62))  # a new sequence is whole again
+
+
+def test_a_budget_without_a_score_refuses_what_does_not_fit() -> None:
+    with evict(small_model("llama"), None, budget=10) as run:
+        run.prefill(torch.arange(2, 12))
+        with pytest.raises(BudgetExceeded):
+            run.prefill(torch.arange(2, 13))
+
+
+def test_questions_leave_no_trace() -> None:
+    model = small_model("gemma3")
+    context, questions = (
+        torch.arange(2, 62),
+        [torch.tensor([9, 11, 60]), torch.tensor([17, 3]), torch.tensor([9, 11, 60])],
+    )
+    alone = []
+    for question in questions:
+        with evict(model, Noise(), Slanted(), Highest(), budget=8) as run:
+            run.prefill(context)
+            alone.append(run.generate(question, max_new_tokens=6))
+    with evict(model, Noise(), Slanted(), Highest(), budget=8) as run:
+        run.prefill(context)
+        kept, size, side = run.kept, run.bytes, run.side_bytes
+        for question, expected in zip(questions, alone, strict=True):
+            with run.question():
+                assert torch.equal(run.generate(question, max_new_tokens=6), expected)
+                assert max(len(head) for layer in run.kept for head in layer) > max(
+                    len(head) for layer in kept for head in layer
+                )
+            assert run.bytes == size and run.side_bytes == side
+            for before, after in zip(kept, run.kept, strict=True):
+                for a, b in zip(before, after, strict=True):
+                    np.testing.assert_array_equal(a, b)
+        with pytest.raises(RuntimeError, match="inside"), run.question():
+            run.generate(questions[0], max_new_tokens=2)
+            raise RuntimeError("inside")
+        with run.question():
+            assert torch.equal(run.generate(questions[1], max_new_tokens=6), alone[1])
+    assert not torch.equal(alone[0], alone[1])
+
+
+def test_an_open_question_copies_no_context() -> None:
+    model = small_model("llama")
+    with evict(model, Noise(), ByLayer(), Highest(), budget=20) as run:
+        run.prefill(torch.arange(2, 62))
+        size = run.bytes
+        with run.question(), torch.inference_mode():
+            model(torch.tensor([[5, 6, 7]]), cache=run.cache)
+            assert run.bytes == size + 3 * 8 * 2 * 16 * 4
+
+
+def test_the_model_is_as_before() -> None:
+    model = small_model("qwen3")
+    ids = torch.arange(2, 40)[None]
+    before = model(ids).logits
+    functions, masks = dict(AttentionInterface._global_mapping), dict(AttentionMaskInterface._global_mapping)
+    implementation = model.config._attn_implementation
+    for broken in (False, True):
+        try:
+            with evict(model, Noise(), ByLayer(), Highest(), budget=5) as run:
+                run.prefill(ids)
+                assert model.config._attn_implementation != implementation
+                if broken:
+                    raise KeyError("user's")
+        except KeyError:
+            pass
+        assert model.config._attn_implementation == implementation
+        assert AttentionInterface._global_mapping == functions
+        assert AttentionMaskInterface._global_mapping == masks
+        for module in model.modules():
+            assert not module._forward_hooks and not module._forward_pre_hooks
+        assert torch.equal(model(ids).logits, before)
+
+
+def test_generate_needs_no_cache_argument() -> None:
+    model = small_model("llama")
+    ids = torch.arange(2, 42)[None]
+    with evict(model, None) as run:
+        ours = model.generate(ids, max_new_tokens=8, do_sample=False)
+        assert [len(head) for layer in run.kept for head in layer] == [47] * 8
+        assert run.ledger.mean_length("decode") == 40 + (1 + 7) / 2
+        beams = model.generate(ids, max_new_tokens=8, do_sample=False, num_beams=3)
+    assert torch.equal(ours, model.generate(ids, max_new_tokens=8, do_sample=False))
+    assert torch.equal(beams, model.generate(ids, max_new_tokens=8, do_sample=False, num_beams=3))
+    with evict(model, Noise(), ByLayer(), Highest(), budget=4) as run:
+        through_model = model.generate(ids, max_new_tokens=8, do_sample=False)
+        assert torch.equal(through_model[:, 40:], run_fresh(run, ids))
+        assert [step.phase for step in run.ledger.steps[:8]] == ["prefill"] + ["decode"] * 7
+
+
+def run_fresh(run: Any, ids: torch.Tensor) -> torch.Tensor:
+    run.reset()
+    return run.generate(ids, max_new_tokens=8)
+
+
+def test_left_padded_batches_generate_as_their_sequences_alone() -> None:
+    model = small_model("qwen2-window")
+    ids = torch.randint(2, 97, (2, 40), generator=torch.Generator().manual_seed(3))
+    mask = torch.ones_like(ids)
+    mask[1, :13] = 0
+    with evict(model, Noise(), Slanted(), Highest(), budget=6) as run:
+        run.prefill(ids, mask)
+        kept = [run.kept_of(0), run.kept_of(1)]
+        together = run.generate(torch.tensor([[5, 6], [5, 6]]), max_new_tokens=5)
+        for sequence, alone in enumerate([ids[0], ids[1, 13:]]):
+            run.prefill(alone)
+            for ours, theirs in zip(kept[sequence], run.kept, strict=True):
+                for a, b in zip(ours, theirs, strict=True):
+                    np.testing.assert_array_equal(a, b)
+            assert torch.equal(run.generate(torch.tensor([5, 6]), max_new_tokens=5)[0], together[sequence])
+
+
+def test_what_a_score_is_given_says_whether_the_question_was_seen() -> None:
+    model = small_model("llama")
+    score = Noise(need=4, seen_types=([],), seen_rows=([],))
+    with evict(model, score, ByLayer(), Highest(), budget=5) as run:
+        run.prefill(torch.arange(2, 49), chunk=15)
+        assert set(score.seen_types[0]) == {ContextRows}
+        assert score.seen_rows[0] == [4] * 16  # also in the last chunk, which has two tokens
+        score.seen_types[0].clear()
+        run.generate(torch.tensor([5, 6]), max_new_tokens=3)
+        assert not score.seen_types[0]  # question and answer are appended
+        run.reset()
+        run.generate(torch.arange(2, 49), chunk=15, max_new_tokens=3)
+        assert set(score.seen_types[0]) == {ContextAndQuestionRows}
+        score.seen_types[0].clear()
+        model(torch.arange(2, 49)[None])
+        assert set(score.seen_types[0]) == {ContextAndQuestionRows}
+
+
+@dataclass(frozen=True)
+class NotANumber(Noise):
+    name: ClassVar[str] = "nan"
+
+    def __call__(self, cells: Cells, rows: Rows) -> torch.Tensor:
+        scores = super().__call__(cells, rows)
+        if cells.layer == 2:
+            scores[0, 1, 3] = math.nan
+        return scores
+
+
+def test_nan_scores_are_refused_by_place() -> None:
+    with (
+        evict(small_model("llama"), NotANumber(), ByLayer(), Highest(), budget=5) as run,
+        pytest.raises(BadInput, match="score nan is NaN at layer 2, KV head 1, position 3"),
+    ):
+        run.prefill(torch.arange(2, 42))
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"score": "snap"}, "unknown score 'snap': expected one of"),
+        ({"allocator": "nobody", "budget": 4}, "unknown allocator"),
+        ({"selector": "best", "budget": 4}, "unknown selector"),
+        ({"budget": None}, "needs one"),
+        ({"budget": 0}, "at least 1"),
+        ({"budget": 0.5}, "expected entries per KV head"),
+        ({"budget": True}, "expected entries per KV head"),
+        ({"storage": "disk", "budget": 4}, "unknown storage"),
+    ],
+)
+def test_bad_options_are_one_clear_line(options: dict[str, Any], message: str) -> None:
+    options = {"score": Noise(), "allocator": ByLayer(), "selector": Highest(), "budget": 4, **options}
+    with pytest.raises(BadInput, match=message), evict(small_model("llama"), **options):
+        pass
+
+
+def test_models_without_support_are_refused() -> None:
+    t5 = T5ForConditionalGeneration(T5Config(vocab_size=20, d_model=8, d_kv=4, d_ff=8, num_layers=1, num_heads=2))
+    with pytest.raises(BadInput, match="encoder-decoder"), evict(t5, Noise(), ByLayer(), Highest(), budget=4):
+        pass
+    with pytest.raises(BadInput, match="expected a model of transformers"), evict(torch.nn.Linear(2, 2), budget=4):
+        pass
+
+
+def test_another_cache_or_none_is_refused() -> None:
+    model = small_model("llama")
+    other = DynamicCache()
+    model(torch.tensor([[3, 4]]), cache=other)
+    with evict(model, Noise(), ByLayer(), Highest(), budget=4) as run:
+        with pytest.raises(BadInput, match="not the run's"):
+            model(torch.tensor([[5]]), cache=other)
+        with pytest.raises(BadInput, match="use_cache=False"):
+            model(torch.tensor([[5]]), use_cache=False)
+        with pytest.raises(BadInput, match="nothing was read"), run.question():
+            pass
+        run.prefill(torch.arange(2, 22))
+        with run.question(), pytest.raises(BadInput, match="inside question"):
+            model.generate(torch.tensor([[5, 6]]), max_new_tokens=2)
+        right = torch.tensor([[1, 1, 1], [1, 1, 0]])
+        with pytest.raises(BadInput, match="on the left"):
+            run.prefill(torch.full((2, 3), 5), right, chunk=2)
+        with pytest.raises(BadInput, match="on the left"):
+            model(torch.full((2, 3), 5), attention_mask=right)
+        run.reset()
+        with pytest.raises(BadInput, match="no tokens"):
+            run.prefill(torch.empty(1, 0, dtype=torch.long))
+    assert isinstance(run.cache, RaggedCache)
+
+
+def test_a_new_prompt_starts_a_new_sequence() -> None:
+    model = small_model("llama")
+    with evict(model, Noise(), ByLayer(), Highest(), budget=4) as run, torch.inference_mode():
+        first = model(torch.arange(2, 42)[None]).logits
+        model(torch.arange(12, 22)[None])
+        assert torch.equal(model(torch.arange(2, 42)[None]).logits, first)
+        assert max(int(head.max()) for layer in run.kept for head in layer) == 39
