@@ -1,9 +1,7 @@
 """The command line of eviction: `python -m eviction list`, `python -m eviction audit`."""
 
 import dataclasses
-from typing import Annotated
 
-import typer
 from rich.console import Console
 from rich.table import Table
 

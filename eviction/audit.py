@@ -76,7 +76,7 @@ class Request:
 
     budgets: tuple[int, ...] = (64,)
     prompts: int = 24
-    length: int = 512
+    length: int = 384
     seed: int = 0
     batch: int = 8
     device: str = "cpu"

@@ -98,14 +98,14 @@ class Account:
         level = self.budget.per_head(self.shapes, seen)
         return [min(level, shape.holds(seen)) for shape in self.shapes]
 
-    def layer_limits(self, seen: int) -> list[int]:
-        """layer_budgets with what the allocator adds to them, as far as the layer can hold it."""
+    def layer_limits(self, seen: int, on_top: int = 0) -> list[int]:
+        """layer_budgets with what the allocator and a pinned prompt add to them, as far as the layer can hold it."""
         pairs = zip(self.shapes, self.layer_budgets(seen), strict=True)
-        return [min(budget + self.extra, shape.holds(seen)) for shape, budget in pairs]
+        return [min(budget + self.extra + on_top, shape.holds(seen)) for shape, budget in pairs]
 
-    def limit(self, seen: int) -> int:
+    def limit(self, seen: int, on_top: int = 0) -> int:
         """Entries that one sequence may hold after a compression."""
-        limits = self.layer_limits(seen)
+        limits = self.layer_limits(seen, on_top)
         return sum(shape.kv_heads * limit for shape, limit in zip(self.shapes, limits, strict=True))
 
     def hold(self, layer: int, lengths: Sequence[int]) -> None:
@@ -113,11 +113,24 @@ class Account:
         kv_heads = self.shapes[layer].kv_heads
         self._held[layer] = tuple(sum(lengths[i : i + kv_heads]) for i in range(0, len(lengths), kv_heads))
 
-    def close(self, seen: Sequence[int]) -> None:
+    def exceeds(self, seen: Sequence[int], coming: int, on_top: Sequence[int], slack: int) -> bool:
+        """Whether `coming` tokens more would leave a sequence above its limit by over `slack` entries per KV head."""
+        spare = slack * sum(shape.kv_heads for shape in self.shapes)
+        for sequence, n in enumerate(seen):
+            after = n + coming
+            held = sum(
+                min(layer[sequence] + coming * shape.kv_heads, shape.kv_heads * shape.holds(after))
+                for layer, shape in zip(self._held, self.shapes, strict=True)
+            )
+            if held > self.limit(after, on_top[sequence]) + spare:
+                return True
+        return False
+
+    def close(self, seen: Sequence[int], on_top: Sequence[int]) -> None:
         """A compression of all layers ended. Raises BudgetExceeded if a sequence holds more than its budget."""
         if self.budget is None:
             return
-        self._limits = [self.limit(n) for n in seen]
+        self._limits = [self.limit(n, more) for n, more in zip(seen, on_top, strict=True)]
         if self.enforced:
             self._check(0)
 

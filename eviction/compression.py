@@ -34,23 +34,55 @@ class Method:
 class Compressor:
     """Applies a method to a cache, layer by layer as they are computed or all at once at the end of a pass.
 
-    rotary: of each layer. seconds: spent here so far. peak: the most bytes of transient copies since it was last set.
+    rotary, output_weights: of each layer. seconds: spent here so far. peak: the most bytes of transient copies since it
+    was last set.
     """
 
     method: Method
     cache: RaggedCache
     account: Account
     rotary: Sequence[Rotary | None]
+    output_weights: Sequence[torch.Tensor | None]
     device: torch.device
     seconds: float = 0.0
     peak: int = 0
+    pinned: tuple[int, ...] = ()  # per sequence, latest-read prompt tokens that stay, whatever their score
+    on_top: bool = False  # whether pinned tokens are on top of the budget
     _scores: dict[int, torch.Tensor] = field(default_factory=dict)  # of the held entries, cell by cell
     _rows: dict[int, AnyRows] = field(default_factory=dict)  # latest of the chunk before, by layer
 
     def forget(self) -> None:
-        """Forget the context at hand."""
+        """Forget the text at hand."""
         self._scores.clear()
         self._rows.clear()
+        self.pinned = ()
+
+    def extra(self, batch: int) -> tuple[int, ...]:
+        """Entries per KV head that each sequence may hold on top of its budget."""
+        return self.pinned if self.on_top and self.pinned else (0,) * batch
+
+    def rows(self) -> dict[int, AnyRows]:
+        """The query rows kept, to be put back by `put_back`."""
+        return dict(self._rows)
+
+    def put_back(self, rows: dict[int, AnyRows]) -> None:
+        """Keep these query rows instead."""
+        self._rows = dict(rows)
+
+    def observe(self, number: int, rows: AnyRows) -> None:
+        """A pass of layer `number` that nothing is evicted after, and a later one may need its rows.
+
+        A score that reads every row is given them now, and what it says is not used.
+        """
+        assert self.method.score is not None
+        need = self.method.score.rows_needed(self._budget(number))
+        if need is None:
+            self.weigh(number, rows, more_to_come=True)
+            self._scores.pop(number)
+        elif need:
+            began = self._clock()
+            self._needed(number, rows, need, more_to_come=True)
+            self.seconds += self._clock() - began
 
     @property
     def row_bytes(self) -> int:
@@ -77,6 +109,8 @@ class Compressor:
             sequence, kv_head, entry = torch.nonzero(wrong)[0].tolist()
             position = int(cells.positions[sequence, kv_head, entry])
             raise BadInput(f"score {score.name} is NaN at layer {number}, KV head {kv_head}, position {position}")
+        for sequence, count in enumerate(self.pinned):
+            scores[sequence] = scores[sequence].masked_fill(cells.positions[sequence] < count, torch.inf)
         oldest = 0 if layer.window is None else max(0, layer.seen - layer.window + 1)
         self._scores[number] = scores.float()[held.slots.view(scores.shape) >= oldest]
         self.peak = max(self.peak, held.copied)
@@ -107,7 +141,8 @@ class Compressor:
     def _allocate(self, cells: Sequence[Cells], scores: Sequence[torch.Tensor]) -> list[torch.Tensor] | None:
         """Per layer (B, K) entries that stay, or None if all may; raises the scores of an allocator's recent floor."""
         lengths = [mine.lengths for mine in cells]
-        budgets = [self.account.layer_limits(seen) for seen in cells[0].seen]
+        seen = cells[0].seen
+        budgets = [self.account.layer_limits(n, more) for n, more in zip(seen, self.extra(len(seen)), strict=True)]
         limits = [sum(mine.keys.shape[1] * budget[mine.layer] for mine in cells) for budget in budgets]
         if all(sum(int(x[b].sum()) for x in lengths) <= limit for b, limit in enumerate(limits)):
             return None
@@ -122,10 +157,20 @@ class Compressor:
             )
             for count, allocated, score, length in zip(counts, allocation.counts, scores, lengths, strict=True):
                 count[b] = allocated
+                self._check_pinned(b, score, allocated)
                 entry = torch.arange(score.shape[-1], device=score.device)
                 latest = (entry >= length[b][:, None] - allocation.recent) & (entry < length[b][:, None])
                 score[b] = score[b].masked_fill(latest, torch.inf)
         return counts
+
+    def _check_pinned(self, sequence: int, score: torch.Tensor, allocated: torch.Tensor) -> None:
+        if self.pinned and bool(
+            ((score[sequence] == torch.inf).sum(-1).clamp(max=self.pinned[sequence]) > allocated).any()
+        ):
+            raise BadInput(
+                f"allocator {self.method.allocator.name} gives a KV head fewer entries than the pinned prompt of"
+                f' {self.pinned[sequence]} tokens: expected another allocator, or prompt="free"'
+            )
 
     def _cells(self, number: int, batch: int) -> tuple[Cells, Padded]:
         layer, padding = self.cache.layers[number], self.cache.padding
@@ -139,11 +184,16 @@ class Compressor:
             values=held.values.view(batch, kv_heads, longest, -1),
             positions=padding.positions(held.slots.view(batch, kv_heads, longest)),
             seen=seen,
-            budget=self.account.layer_budgets(max(seen))[number],
+            budget=self._budget(number),
             rotary=self.rotary[number],
+            output_weight=self.output_weights[number],
             memory=layer.memory,
         )
         return cells, held
+
+    def _budget(self, number: int) -> int:
+        """Average entries of a KV head of the layer, for the longest sequence."""
+        return self.account.layer_budgets(max(self.cache.padding.seen(1)))[number]
 
     def _needed(self, number: int, rows: AnyRows, need: int | None, more_to_come: bool) -> AnyRows:
         """The rows that a score reads: the pass's own and, within a text read in chunks, the latest before it."""

@@ -33,8 +33,9 @@ class Cells:
     true position of each entry among its sequence's tokens (padding tokens not counted), ascending; -1 where nothing is
     held. seen: tokens read so far, per sequence. budget: entries that a KV head of this layer may keep on average.
     layer, n_layers: which layer of how many. rotary: the layer's rotary embedding, for scores that need queries or keys
-    as they were before it. memory: what the score itself put there in earlier passes over the same sequence; counted as
-    side data of the cache.
+    as they were before it. output_weight: (H, d_model, dv), what the layer's output projection multiplies each query
+    head's output with, None if unknown. memory: what the score itself put there in earlier passes over the same
+    sequence; counted as side data of the cache.
     """
 
     layer: int
@@ -45,6 +46,7 @@ class Cells:
     seen: tuple[int, ...]
     budget: int
     rotary: Rotary | None = None
+    output_weight: torch.Tensor | None = None
     memory: dict[str, torch.Tensor] = field(default_factory=dict)
 
     @property

@@ -3,6 +3,7 @@
 import itertools
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -15,12 +16,13 @@ from capture.attention import HARMLESS_TENSORS, visible_intervals
 from data import BadInput
 from eviction.attention import Queries, attention, queries_of, ragged_attention
 from eviction.budget import Account, Budget, as_budget
-from eviction.compression import Compressor, Method, rows_of
+from eviction.cadence import Decode, refuse_pinned
+from eviction.compression import AnyRows, Compressor, Method, rows_of
 from eviction.ledger import Ledger, Phase, Step
 from eviction.method import Allocator, ContextAndQuestionRows, ContextRows, Score, Selector, named
 from eviction.ragged import LayerShape, LayerState, Padding, Page, RaggedCache, Storage, padded, page_of
 from eviction.rotary import rotary_of
-from eviction.support import CACHE_NAMES, decoder_of, layer_shapes, takes
+from eviction.support import CACHE_NAMES, decoder_of, layer_shapes, output_weight_of, takes
 
 STORAGES = ("ragged", "padded", "masked")
 
@@ -35,6 +37,7 @@ def evict(
     selector: str | Selector = "top_mass",
     budget: int | Budget | None = None,
     storage: Storage = "ragged",
+    decode: Decode | None = None,
 ) -> Iterator["Run"]:
     """While open, the model runs on a physically evicted cache; afterwards it is as it was.
 
@@ -42,7 +45,8 @@ def evict(
     eviction list`), with options as "snapkv:variant=kvpress", or objects; score None evicts nothing. budget: entries
     per KV head on average, or a Budget; required with a score. storage: "ragged" holds what was selected and the budget
     is enforced; "padded" (each layer's cells as long as its longest) and "masked" (everything, as most published code
-    does) hold more, and `run.enforced` says so.
+    does) hold more, and `run.enforced` says so. decode: when to evict while answering; None: only the prompt is evicted
+    from, and what question and answer append is counted.
 
     Inside, `run.prefill(ids)` reads a context and evicts before any question is known; `run.generate(ids)` goes on from
     there, inside `with run.question():` without changing the state that the next question finds. `model(ids)` and
@@ -58,7 +62,9 @@ def evict(
     )
     decoder = decoder_of(model)
     shapes = layer_shapes(model)
-    run = Run(model, shapes, method, None if budget is None else as_budget(budget), storage)
+    if decode is not None and score is None:
+        raise BadInput("decode: expected a score to evict by")
+    run = Run(model, shapes, method, None if budget is None else as_budget(budget), storage, decode)
     name = f"forced_weights_eviction_{next(_numbers)}"
     previous = model.config._attn_implementation
     AttentionInterface.register(name, run._attend)
@@ -83,6 +89,17 @@ def evict(
         AttentionMaskInterface._global_mapping.pop(name, None)
 
 
+@dataclass(frozen=True, eq=False)
+class _Snapshot:
+    """All that a question may change; shares every tensor."""
+
+    layers: tuple[LayerState, ...]
+    padding: Padding
+    rows: dict[int, AnyRows]
+    pinned: tuple[int, ...]
+    decoded: int
+
+
 class Run:
     """What evict() hands out: the cache, what it holds, and how to read and write on it.
 
@@ -97,16 +114,19 @@ class Run:
         method: Method,
         budget: Budget | None,
         storage: Storage,
+        decode: Decode | None,
     ) -> None:
-        self.model, self.budget, self.storage = model, budget, storage
+        self.model, self.budget, self.storage, self.decode = model, budget, storage, decode
         self.cache = RaggedCache(shapes, storage)
         self.ledger = Ledger()
         self.enforced = storage == "ragged" and method.score is not None
         self._method = method
         self._account = Account(budget, shapes, method.allocator.extra, enforced=storage == "ragged")
         rotary = [rotary_of(model, layer) for layer in range(len(shapes))]
-        self._compressor = Compressor(method, self.cache, self._account, rotary, model.device)
-        self._snapshots: list[tuple[list[LayerState], Padding]] = []
+        weights = [output_weight_of(model, layer) for layer in range(len(shapes))]
+        on_top = decode is not None and decode.prompt == "on_top"
+        self._compressor = Compressor(method, self.cache, self._account, rotary, weights, model.device, on_top=on_top)
+        self._snapshots: list[_Snapshot] = []
         self._broken = ""
         self._forget()
 
@@ -115,9 +135,10 @@ class Run:
         layers = len(self.cache.layers)
         self._context: type[ContextRows] | type[ContextAndQuestionRows] | None = None  # what is being read
         self._last_chunk = True
+        self._decoded = 0  # passes since the prompt
         self._masks: dict[int, tuple[torch.Tensor, Queries]] = {}
         self._compressor.forget()
-        self._compressing = self._first_pass = False
+        self._compressing = self._observing = self._first_pass = False
         self._used: list[tuple[int, ...]] = [()] * layers
         self._stored = [layer.nbytes for layer in self.cache.layers]
         self._tokens = self._peak = 0
@@ -211,19 +232,31 @@ class Run:
         if self.cache.padding.slots == 0:
             raise BadInput("question(): nothing was read yet: call run.prefill(context) first")
         layers = self.cache.layers
-        self._snapshots.append(([layer.state() for layer in layers], self.cache.padding.copy()))
+        self._snapshots.append(
+            _Snapshot(
+                tuple(layer.state() for layer in layers),
+                self.cache.padding.copy(),
+                self._compressor.rows(),
+                self._compressor.pinned,
+                self._decoded,
+            )
+        )
         for layer in layers:
             layer.seal()
         try:
             yield
         finally:
             if self._snapshots:  # reset() inside leaves none
-                states, self.cache.padding = self._snapshots.pop()
-                for number, (layer, state) in enumerate(zip(layers, states, strict=True)):
-                    layer.restore(state)
-                    self._account.hold(number, layer.lengths)
+                was = self._snapshots.pop()
                 self._broken = ""
                 self._forget()
+                self.cache.padding, self._decoded = was.padding, was.decoded
+                self._compressor.put_back(was.rows)
+                self._compressor.pinned = was.pinned
+                for number, (layer, state) in enumerate(zip(layers, was.layers, strict=True)):
+                    layer.restore(state)
+                    self._account.hold(number, layer.lengths)
+                    self._stored[number] = layer.nbytes
 
     # The model's side
 
@@ -274,16 +307,33 @@ class Run:
             raise BadInput(f"the cache is not whole after an error ({self._broken}): call run.reset()")
         kwargs["cache"], kwargs["use_cache"] = self.cache, True
         self._broken = "a forward pass did not end"
-        self._compressing = self._method.score is not None and (
-            self._context is not None or self.cache.padding.slots == 0
-        )
         self._first_pass = self.cache.padding.slots == 0
+        prompt = self._first_pass or self._context is not None
+        self._compressing = self._method.score is not None and (
+            self._evicts_prompt if prompt else self._is_due(args, kwargs)
+        )
+        self._observing = self.decode is not None and not self._compressing
         self._masks.clear()
         self._used = [()] * len(self.cache.layers)
         self._stored = [layer.nbytes for layer in self.cache.layers]
         self._peak = sum(self._stored)
         self._compressor.peak = 0
         return args, kwargs
+
+    @property
+    def _evicts_prompt(self) -> bool:
+        return self.decode is None or self.decode.prompt == "free"
+
+    def _is_due(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+        """Whether the pass that begins, after the prompt, ends with an eviction."""
+        if self.decode is None:
+            return False
+        self._decoded += 1
+        fed = next(x for x in (*args, kwargs.get("input_ids"), kwargs.get("inputs_embeds")) if x is not None)
+        seen = self.cache.padding.seen(self.ledger.batch)
+        on_top = self._compressor.extra(self.ledger.batch)
+        due = self._decoded % self.decode.every == 0
+        return due and self._account.exceeds(seen, fed.shape[1], on_top, self.decode.slack)
 
     def _attend(
         self,
@@ -337,10 +387,14 @@ class Run:
             output, mask_bytes = ragged_attention(query, held, all_seen, queries, scale, softcap)
             self._note(number, max(replaced, mask_bytes + held.copied))
             del held
-        if self._compressing:
+        if self._compressing or self._observing:
             kind = self._context or ContextAndQuestionRows
             rows = rows_of(query, queries, self.cache, kind, scale, softcap)
-            self._compressor.weigh(number, rows, more_to_come=self._context is not None and not self._last_chunk)
+            if self._compressing:
+                more_to_come = self.decode is not None or (self._context is not None and not self._last_chunk)
+                self._compressor.weigh(number, rows, more_to_come)
+            else:
+                self._compressor.observe(number, rows)
         layer.expire()
         if self._compressing and self._method.by_layer:
             self._compressor.decide([number], query.shape[0])
@@ -360,15 +414,13 @@ class Run:
                 self._peak = max(self._peak, sum(self._stored) + self._compressor.peak)
                 for number, layer in enumerate(self.cache.layers):
                     self._account.hold(number, layer.lengths)
-            self._account.close(self.cache.padding.seen(batch))
+            self._account.close(self.cache.padding.seen(batch), self._compressor.extra(batch))
         self._masks.clear()
         phase: Phase = "question" if self._tokens > 1 else "decode"
         if self._first_pass or self._context is not None:
             phase = "prefill"
             if self._context is None or self._last_chunk:  # the prompt is read: nothing more is scored
-                for layer in self.cache.layers:
-                    layer.seal()
-                    layer.memory.clear()
+                self._prompt_read(batch)
         held = self.bytes
         self.ledger.steps.append(
             Step(
@@ -382,6 +434,18 @@ class Run:
             )
         )
         self._broken = ""
+
+    def _prompt_read(self, batch: int) -> None:
+        """The whole prompt is in the cache: what follows is appended to pages of its own."""
+        for layer in self.cache.layers:
+            layer.seal()
+            if self.decode is None:  # nothing more is scored
+                layer.memory.clear()
+        if self.decode is not None and self.decode.prompt != "free":
+            self._compressor.pinned = seen = self.cache.padding.seen(batch)
+            if self.decode.prompt == "pinned" and self.budget is not None:
+                for count in seen:
+                    refuse_pinned(count, self.budget.per_head(self.cache.shapes, count))
 
     def _prefill(
         self,
@@ -433,7 +497,7 @@ class Run:
         self._peak = max(self._peak, sum(self._stored) + transient)
 
     def _snapshot_pages(self) -> Iterator[Page]:
-        return (page for states, _ in self._snapshots for state in states for page in state.pages)
+        return (page for was in self._snapshots for state in was.layers for page in state.pages)
 
 
 def _two_dimensional(ids: torch.Tensor) -> torch.Tensor:

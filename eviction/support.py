@@ -2,12 +2,14 @@
 
 import inspect
 
+import torch
 from transformers import PreTrainedModel
 
 from data import BadInput
 from eviction.ragged import LayerShape
 
 CACHE_NAMES = ("cache", "past_key_values")  # what transformers calls and called the argument of a model's forward
+PLAIN = (torch.bfloat16, torch.float16, torch.float32, torch.float64)  # weights that are what they say, unquantised
 LAYER_TYPES = {"full_attention", "sliding_attention"}
 
 
@@ -40,6 +42,20 @@ def layer_shapes(model: PreTrainedModel) -> list[LayerShape]:
         raise BadInput(f"{type(model).__name__}: layers of type {', '.join(unknown)} are not supported")
     size = 2 * width * model.dtype.itemsize
     return [LayerShape(kv_heads, size, window if kind == "sliding_attention" else None) for kind in kinds]
+
+
+def output_weight_of(model: PreTrainedModel, layer: int) -> torch.Tensor | None:
+    """(H, d_model, dv): a view of what the layer's output projection multiplies each query head's output with.
+
+    None where the attention has no plain `o_proj` that takes the heads side by side (a quantised one, another name).
+    """
+    layers = getattr(model.get_decoder(), "layers", None)
+    attention = None if layers is None else getattr(layers[layer], "self_attn", None)
+    weight = getattr(getattr(attention, "o_proj", None), "weight", None)
+    heads = model.config.get_text_config().num_attention_heads
+    if not isinstance(weight, torch.Tensor) or weight.ndim != 2 or weight.dtype not in PLAIN or weight.shape[1] % heads:
+        return None
+    return weight.detach().unflatten(1, (heads, -1)).transpose(0, 1)
 
 
 def takes(model: PreTrainedModel, argument: str) -> bool:

@@ -29,7 +29,7 @@ from transformers.masking_utils import eager_mask
 
 from data import BadInput
 from data.store import CHECKOUT
-from eviction import Budget, BudgetExceeded, evict
+from eviction import Budget, BudgetExceeded, Decode, evict
 from eviction.method import (
     Allocation,
     Allocator,
@@ -144,6 +144,16 @@ class Slanted(Allocator):
 @dataclass(frozen=True)
 class ByLayer(Slanted):
     scope: ClassVar[Scope] = "layer"
+
+
+@dataclass(frozen=True)
+class Even(Slanted):
+    """The same for all."""
+
+    scope: ClassVar[Scope] = "layer"
+
+    def __call__(self, scores: Any, lengths: Any, budgets: Any, first_layer: int, n_layers: int) -> Allocation:
+        return Allocation([torch.minimum(x, torch.full_like(x, b)) for x, b in zip(lengths, budgets, strict=True)])
 
 
 @dataclass(frozen=True)
@@ -599,3 +609,86 @@ def test_a_new_prompt_starts_a_new_sequence() -> None:
         model(torch.arange(12, 22)[None])
         assert torch.equal(model(torch.arange(2, 42)[None]).logits, first)
         assert max(int(head.max()) for layer in run.kept for head in layer) == 39
+
+
+def test_decoding_evicts_to_the_budget_by_slack() -> None:
+    ids = torch.randint(2, 97, (1, 60), generator=torch.Generator().manual_seed(6))
+    mask = torch.ones_like(ids)
+    for slack, lengths in ((0, [6] * 9), (3, [7, 8, 9, 6, 7, 8, 9, 6, 7])):
+        for name in ("llama", "gemma3"):
+            oracle = Oracle(small_model(name))
+            with evict(small_model(name), Noise(), ByLayer(), Highest(), budget=6, decode=Decode(slack=slack)) as run:
+                for number, (begin, end) in enumerate([(0, 40), *((i, i + 1) for i in range(40, 49))]):
+                    ours = read(run, ids[:, begin:end], mask[:, :end])
+                    theirs = oracle.read(ids[:, begin:end], mask[:, :end])
+                    assert (ours - theirs).abs().max() < TOLERANCE * max(1.0, float(theirs.abs().max()))
+                    oracle.evict([run.kept], mask[:, :end])
+                    if number:
+                        held = [len(head) for layer in run.kept for head in layer]
+                        # what was kept in a window may leave it before the next eviction
+                        assert sum(held) == 8 * lengths[number - 1] or (
+                            name == "gemma3" and sum(held) < 8 * (6 + slack)
+                        )
+                assert (
+                    name == "gemma3" or run.ledger.mean_length("decode") == sum(x + 1 for x in [6, *lengths[:-1]]) / 9
+                )
+
+
+def test_decoding_evicts_every_so_many_steps() -> None:
+    model = small_model("llama")
+    with evict(model, Noise(), ByLayer(), Highest(), budget=6, decode=Decode(every=4)) as run:
+        run.prefill(torch.arange(2, 42))
+        run.generate(torch.tensor([5]), max_new_tokens=9)
+        assert [step.kept[0][0] + step.kept[0][1] for step in run.ledger.steps[1:]] == [
+            14,
+            16,
+            18,
+            12,
+            14,
+            16,
+            18,
+            12,
+            14,
+        ]
+
+
+@pytest.mark.parametrize(("prompt", "held"), [("pinned", 15), ("on_top", 25)])
+def test_pinned_prompts_stay(prompt: Any, held: int) -> None:
+    model = small_model("llama")
+    with evict(model, Noise(), Even(), Highest(), budget=15, decode=Decode(prompt=prompt)) as run:
+        run.prefill(torch.arange(2, 12))
+        run.generate(torch.tensor([5, 6]), max_new_tokens=40)
+        for layer in run.kept:
+            for head in layer:
+                assert set(range(10)) <= set(head.tolist())
+        assert sum(len(head) for layer in run.kept for head in layer) == 8 * held
+
+
+def test_an_allocator_that_takes_from_a_pinned_prompt_is_refused() -> None:
+    with (
+        evict(small_model("llama"), Noise(), Slanted(), Highest(), budget=15, decode=Decode(prompt="pinned")) as run,
+        pytest.raises(BadInput, match="fewer entries than the pinned prompt of 10"),
+    ):
+        run.prefill(torch.arange(2, 12))
+        run.generate(torch.tensor([5, 6]), max_new_tokens=40)
+
+
+def test_a_pinned_prompt_that_fills_the_budget_is_refused() -> None:
+    with (
+        evict(small_model("llama"), Noise(), ByLayer(), Highest(), budget=10, decode=Decode(prompt="pinned")) as run,
+        pytest.raises(BadInput, match="leaves nothing"),
+    ):
+        run.prefill(torch.arange(2, 12))
+
+
+def test_rows_are_kept_while_decoding() -> None:
+    score = Noise(need=4, seen_types=([],), seen_rows=([],))
+    with evict(small_model("llama"), score, ByLayer(), Highest(), budget=5, decode=Decode(slack=2)) as run:
+        run.prefill(torch.arange(2, 22))
+        with run.question():
+            run.generate(torch.tensor([5]), max_new_tokens=8)
+        assert set(score.seen_rows[0]) == {4} and len(score.seen_rows[0]) > 4
+        before = run.side_bytes
+        with run.question():
+            run.generate(torch.tensor([5]), max_new_tokens=8)
+        assert run.side_bytes == before
