@@ -9,7 +9,7 @@ import torch
 from data import BadInput
 from eviction.attention import Queries
 from eviction.budget import Account
-from eviction.method import Allocator, Cells, ContextAndQuestionRows, ContextRows, Score, Selector
+from eviction.method import Allocator, Cells, ContextAndQuestionRows, ContextRows, Reconstruction, Score, Selector
 from eviction.ragged import Padded, RaggedCache, unique_bytes
 from eviction.rotary import Rotary
 
@@ -68,6 +68,15 @@ class Compressor:
     def put_back(self, rows: dict[int, AnyRows]) -> None:
         """Keep these query rows instead."""
         self._rows = dict(rows)
+
+    def show(self, number: int, rows: AnyRows, spans: Sequence[tuple[int, int]]) -> None:
+        """A pass of layer `number` in which parts of the context were read again."""
+        began = self._clock()
+        score = self.method.score
+        assert isinstance(score, Reconstruction)
+        cells, _ = self._cells(number, rows.queries.shape[0])
+        score.observe(cells, rows, spans)
+        self.seconds += self._clock() - began
 
     def observe(self, number: int, rows: AnyRows) -> None:
         """A pass of layer `number` that nothing is evicted after, and a later one may need its rows.
@@ -211,6 +220,12 @@ class Compressor:
         if self.device.type == "cuda":
             torch.cuda.synchronize(self.device)
         return time.perf_counter()
+
+
+def no_rows(batch: int, device: torch.device) -> ContextRows:
+    """Rows for a score that reads none."""
+    none = torch.empty(batch, 0, dtype=torch.int64, device=device)
+    return ContextRows(torch.empty(batch, 1, 0, 1, device=device), none, none, 1.0, None)
 
 
 def rows_of(

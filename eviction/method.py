@@ -148,6 +148,39 @@ class Score(ABC):
         """How many of the latest query rows the score reads: 0 for none, None for all of the pass."""
 
 
+@dataclass(frozen=True)
+class Replay:
+    """Tokens that are fed after a context, to see what they attend to: `lead`, then its slots start to end again."""
+
+    lead: tuple[int, ...]
+    start: int
+    end: int
+
+
+class Reconstruction(Score):
+    """A score that has the model read the context a second time, in full, before anything is evicted.
+
+    The run feeds every replay on top of the whole context, shows the score what its rows attended to, forgets the
+    replay again, and evicts after the last one.
+    """
+
+    @abstractmethod
+    def replays(self, ids: torch.Tensor) -> Sequence[Replay]:
+        """What to feed after a context of ids (B, N), the same for all sequences of the batch."""
+
+    @abstractmethod
+    def observe(self, cells: Cells, rows: Rows, spans: Sequence[tuple[int, int]]) -> None:
+        """Note in cells.memory what the rows of a replay attended to.
+
+        cells: the context's entries, then those of the replay itself. spans: per sequence, the true positions (from, up
+        to) of the part of the context that was fed again.
+        """
+
+    def rows_needed(self, budget: int) -> int:
+        """None: what it needs it was shown."""
+        return 0
+
+
 @dataclass(frozen=True, eq=False)
 class Allocation:
     """counts: one (K,) int64 tensor per layer, entries that each KV head keeps. recent: latest entries of every cell

@@ -17,9 +17,9 @@ from data import BadInput
 from eviction.attention import Queries, attention, queries_of, ragged_attention
 from eviction.budget import Account, Budget, as_budget
 from eviction.cadence import Decode, refuse_pinned
-from eviction.compression import AnyRows, Compressor, Method, rows_of
+from eviction.compression import AnyRows, Compressor, Method, no_rows, rows_of
 from eviction.ledger import Ledger, Phase, Step
-from eviction.method import Allocator, ContextAndQuestionRows, ContextRows, Score, Selector, named
+from eviction.method import Allocator, ContextAndQuestionRows, ContextRows, Reconstruction, Score, Selector, named
 from eviction.ragged import LayerShape, LayerState, Padding, Page, RaggedCache, Storage, padded, page_of
 from eviction.rotary import rotary_of
 from eviction.support import CACHE_NAMES, decoder_of, layer_shapes, output_weight_of, takes
@@ -64,6 +64,8 @@ def evict(
     shapes = layer_shapes(model)
     if decode is not None and score is None:
         raise BadInput("decode: expected a score to evict by")
+    if decode is not None and isinstance(method.score, Reconstruction):
+        raise BadInput(f"score {method.score.name}: reads the prompt again and knows no decoding: decode must be None")
     run = Run(model, shapes, method, None if budget is None else as_budget(budget), storage, decode)
     name = f"forced_weights_eviction_{next(_numbers)}"
     previous = model.config._attn_implementation
@@ -136,6 +138,8 @@ class Run:
         self._context: type[ContextRows] | type[ContextAndQuestionRows] | None = None  # what is being read
         self._last_chunk = True
         self._decoded = 0  # passes since the prompt
+        self._text: list[torch.Tensor] = []  # the prompt's token ids, for scores that have it read again
+        self._replay: list[tuple[int, int]] | None = None  # the part of the prompt that is being read again
         self._masks: dict[int, tuple[torch.Tensor, Queries]] = {}
         self._compressor.forget()
         self._compressing = self._observing = self._first_pass = False
@@ -276,16 +280,21 @@ class Run:
                 f"attention_mask {tuple(attention_mask.shape)}: expected ({batch_size}, {kv_length}), everything read"
                 " so far and the new tokens"
             )
+        padded = attention_mask is not None and not bool(attention_mask.all())
         mask = visible_intervals(
             batch_size=batch_size,
             q_length=q_length,
             kv_length=kv_length,
             q_offset=q_offset,
             mask_function=mask_function,
-            attention_mask=attention_mask,
+            # padding that was read before is not stored: only in the first pass is it among the keys
+            attention_mask=attention_mask if q_offset == 0 else None,
             **other,
         )
-        plain = mask_function is causal_mask_function and (attention_mask is None or bool(attention_mask.all()))
+        if padded and q_offset > 0 and attention_mask is not None:
+            nothing = torch.tensor([kv_length, -1], device=mask.device)
+            mask = torch.where(attention_mask[:, None, q_offset:, None], mask, nothing)
+        plain = mask_function is causal_mask_function and not padded
         self._masks[id(mask)] = mask, queries_of(mask, q_offset, plain)
         return mask
 
@@ -309,10 +318,12 @@ class Run:
         self._broken = "a forward pass did not end"
         self._first_pass = self.cache.padding.slots == 0
         prompt = self._first_pass or self._context is not None
-        self._compressing = self._method.score is not None and (
-            self._evicts_prompt if prompt else self._is_due(args, kwargs)
-        )
-        self._observing = self.decode is not None and not self._compressing
+        self._compressing = self._observing = False
+        if self._replay is None and self._method.score is not None:
+            self._compressing = self._evicts_prompt if prompt else self._is_due(args, kwargs)
+            self._observing = self.decode is not None and not self._compressing
+        if prompt and self._reconstructs and self._replay is None:
+            self._text.append(_fed(args, kwargs))
         self._masks.clear()
         self._used = [()] * len(self.cache.layers)
         self._stored = [layer.nbytes for layer in self.cache.layers]
@@ -322,14 +333,19 @@ class Run:
 
     @property
     def _evicts_prompt(self) -> bool:
-        return self.decode is None or self.decode.prompt == "free"
+        """Whether a pass over the prompt ends with an eviction."""
+        return not self._reconstructs and (self.decode is None or self.decode.prompt == "free")
+
+    @property
+    def _reconstructs(self) -> bool:
+        return isinstance(self._method.score, Reconstruction)
 
     def _is_due(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
         """Whether the pass that begins, after the prompt, ends with an eviction."""
         if self.decode is None:
             return False
         self._decoded += 1
-        fed = next(x for x in (*args, kwargs.get("input_ids"), kwargs.get("inputs_embeds")) if x is not None)
+        fed = _fed(args, kwargs)
         seen = self.cache.padding.seen(self.ledger.batch)
         on_top = self._compressor.extra(self.ledger.batch)
         due = self._decoded % self.decode.every == 0
@@ -395,6 +411,10 @@ class Run:
                 self._compressor.weigh(number, rows, more_to_come)
             else:
                 self._compressor.observe(number, rows)
+        if self._replay is not None:
+            self._compressor.show(
+                number, rows_of(query, queries, self.cache, ContextRows, scale, softcap), self._replay
+            )
         layer.expire()
         if self._compressing and self._method.by_layer:
             self._compressor.decide([number], query.shape[0])
@@ -410,16 +430,17 @@ class Run:
         batch = self.ledger.batch
         if self._compressing:
             if not self._method.by_layer:
-                self._compressor.decide(range(len(self.cache.layers)), batch)
-                self._peak = max(self._peak, sum(self._stored) + self._compressor.peak)
-                for number, layer in enumerate(self.cache.layers):
-                    self._account.hold(number, layer.lengths)
+                self._decide_all()
             self._account.close(self.cache.padding.seen(batch), self._compressor.extra(batch))
         self._masks.clear()
         phase: Phase = "question" if self._tokens > 1 else "decode"
-        if self._first_pass or self._context is not None:
+        if self._first_pass or self._context is not None or self._replay is not None:
             phase = "prefill"
-            if self._context is None or self._last_chunk:  # the prompt is read: nothing more is scored
+            if self._replay is None and (self._context is None or self._last_chunk):
+                tokens, used, peak = self._tokens, self._used, self._peak
+                if self._reconstructs:
+                    self._reconstruct(decoder)
+                self._tokens, self._used, self._peak = tokens, used, max(peak, self._peak)
                 self._prompt_read(batch)
         held = self.bytes
         self.ledger.steps.append(
@@ -434,6 +455,53 @@ class Run:
             )
         )
         self._broken = ""
+
+    def _decide_all(self) -> None:
+        self._compressor.decide(range(len(self.cache.layers)), self.ledger.batch)
+        self._peak = max(self._peak, sum(self._stored) + self._compressor.peak)
+        for number, layer in enumerate(self.cache.layers):
+            self._account.hold(number, layer.lengths)
+
+    def _reconstruct(self, decoder: torch.nn.Module) -> None:
+        """Feed the prompt again as the score asks, show it every pass, forget each pass, and evict after the last."""
+        score, cache, batch = self._method.score, self.cache, self.ledger.batch
+        assert isinstance(score, Reconstruction)
+        ids = torch.cat(self._text, dim=1)
+        real = torch.ones_like(ids, dtype=torch.bool) if cache.padding.real is None else cache.padding.real
+        pads = (~real).sum(1).tolist()
+        for replay in score.replays(ids):
+            layers, padding = [layer.state() for layer in cache.layers], cache.padding.copy()
+            lines = []
+            for line, pad in zip(ids, pads, strict=True):  # padding first, then the request, then the part
+                part = line[max(replay.start, min(pad, replay.end)) : replay.end]
+                lines.append(torch.cat([part.new_tensor(replay.lead), part]))
+            width = max(len(line) for line in lines)
+            block = torch.stack([torch.nn.functional.pad(line, (width - len(line), 0)) for line in lines])
+            fed = torch.stack([torch.arange(width, device=ids.device) >= width - len(line) for line in lines])
+            whole = torch.cat([real, fed], dim=1)
+            self._replay = [(max(0, replay.start - pad), max(0, replay.end - pad)) for pad in pads]
+            self._broken = ""  # the pass that calls this has ended but for its eviction
+            try:
+                decoder(
+                    input_ids=block,
+                    attention_mask=None if bool(whole.all()) else whole.long(),
+                    position_ids=(whole.cumsum(1) - 1).clamp(min=0)[:, ids.shape[1] :],
+                    cache=cache,
+                    use_cache=True,
+                )
+            finally:
+                self._replay = None
+            cache.padding = padding
+            for number, (layer, state) in enumerate(zip(cache.layers, layers, strict=True)):
+                noted = layer.memory
+                layer.restore(state)
+                layer.memory = noted
+                self._account.hold(number, layer.lengths)
+                self._stored[number] = layer.nbytes
+        for number in range(len(cache.layers)):
+            self._compressor.weigh(number, no_rows(batch, ids.device), more_to_come=False)
+        self._decide_all()
+        self._account.close(cache.padding.seen(batch), self._compressor.extra(batch))
 
     def _prompt_read(self, batch: int) -> None:
         """The whole prompt is in the cache: what follows is appended to pages of its own."""
@@ -498,6 +566,12 @@ class Run:
 
     def _snapshot_pages(self) -> Iterator[Page]:
         return (page for was in self._snapshots for state in was.layers for page in state.pages)
+
+
+def _fed(args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.Tensor:
+    fed = next(x for x in (*args, kwargs.get("input_ids"), kwargs.get("inputs_embeds")) if x is not None)
+    assert isinstance(fed, torch.Tensor)
+    return fed
 
 
 def _two_dimensional(ids: torch.Tensor) -> torch.Tensor:

@@ -55,7 +55,8 @@ def output_weight_of(model: PreTrainedModel, layer: int) -> torch.Tensor | None:
     heads = model.config.get_text_config().num_attention_heads
     if not isinstance(weight, torch.Tensor) or weight.ndim != 2 or weight.dtype not in PLAIN or weight.shape[1] % heads:
         return None
-    return weight.detach().unflatten(1, (heads, -1)).transpose(0, 1)
+    by_head: torch.Tensor = weight.detach().unflatten(1, (heads, -1))
+    return by_head.transpose(0, 1)
 
 
 def takes(model: PreTrainedModel, argument: str) -> bool:

@@ -692,3 +692,19 @@ def test_rows_are_kept_while_decoding() -> None:
         with run.question():
             run.generate(torch.tensor([5]), max_new_tokens=8)
         assert run.side_bytes == before
+
+
+@pytest.mark.parametrize("name", ["llama", "gemma3"])
+def test_questions_of_unequal_length_in_one_batch(name: str) -> None:
+    model = small_model(name)
+    ids = torch.randint(2, 97, (2, 40), generator=torch.Generator().manual_seed(3))
+    question, mask = torch.tensor([[5, 6, 9], [0, 0, 7]]), torch.tensor([[1, 1, 1], [0, 0, 1]])
+    with evict(model, Noise(), Even(), Highest(), budget=6) as run:
+        run.prefill(ids)
+        together = run.generate(question, attention_mask=mask, max_new_tokens=5)
+        assert [int(run.kept_of(b)[1][0][-1]) for b in range(2)] == [40 + 3 + 3, 40 + 1 + 3]  # positions skip padding
+        if name == "llama":  # windows count the slots of padding, as transformers does
+            for sequence in range(2):
+                run.prefill(ids[sequence])
+                alone = run.generate(question[sequence][mask[sequence].bool()], max_new_tokens=5)
+                assert torch.equal(alone[0], together[sequence])

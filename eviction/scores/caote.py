@@ -12,7 +12,7 @@ from eviction.scores.removal import removal_errors
 
 @dataclass(frozen=True)
 class CAOTE(Score):
-    """a_j / (1 - a_j) ||o - v_j||_2 of the `rows` latest rows, averaged over them and over the query heads of the group.
+    """a_j / (1 - a_j) ||o - v_j||_2 of the `rows` latest rows, averaged over them and over the group's query heads.
 
     o is the row's output, a_j its weight on entry j: the score is what dropping j alone moves the output by, e_s of all
     entries but j in P1's terms. The weights are the model's own, over what the KV head holds.

@@ -9,7 +9,7 @@ from eviction.method import Cells, ContextAndQuestionRows, ContextRows, Score
 from eviction.scores.carried import carried, carry
 from eviction.scores.options import check_one_of, check_whole
 
-BLOCK = 2**24  # attention weights of a sequence computed at a time: 64 MiB
+BLOCK = 2**24  # attention weights computed at a time: 64 MiB
 
 
 @dataclass(frozen=True)
@@ -60,8 +60,8 @@ class H2O(Score):
 
 def _received(cells: Cells, rows: ContextRows | ContextAndQuestionRows) -> torch.Tensor:
     """(B, K, L): the weights of all rows and query heads summed, a block of rows at a time."""
-    heads, count = rows.queries.shape[1:3]
-    size = max(1, BLOCK // (heads * cells.keys.shape[2]))
+    batch, heads, count, _ = rows.queries.shape
+    size = max(1, BLOCK // (batch * heads * cells.keys.shape[2]))
     total = torch.zeros(cells.positions.shape, device=cells.positions.device)
     for begin in range(0, count, size):
         end = begin + size

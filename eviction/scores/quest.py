@@ -20,9 +20,8 @@ class Quest(Score):
 
     Quest as published evicts nothing: at every step it reads the pages of largest bound and keeps the cache whole. As
     P1's row-level rule, and here, the page bound is the entries' score: entries of the best pages stay until the
-    budget is full, and the page where it fills up keeps its first entries. At P1's page size that is four pages, or
-    part of a fifth. An eviction is for good, so that what stays is chosen by the rows at hand, and not anew at every
-    step: the most generous reading is per query, with rows=1.
+    budget is full, and the page where it fills up keeps its first entries: four pages at P1's size, and part of a fifth
+    where that does not divide the budget. P1 chooses again at every row; what is evicted here is gone for later rows.
 
     Departures. Published code has one KV head per query head: the mean over the group is ours ("max" is the bound of
     the largest logit in it). Pages are laid over what the cache holds, so that after an eviction they have gaps. Pages
@@ -65,7 +64,8 @@ class Quest(Score):
             bounds = upper.masked_fill(~real, -torch.inf).amax((2, 3))
         else:
             bounds = torch.where(real, upper, 0.0).sum(-2).mean(2) / real.sum(-2)[:, :, 0].clamp(min=1)
-        return bounds.float().repeat_interleave(size, dim=-1)[..., : cells.positions.shape[-1]]
+        found: torch.Tensor = bounds.float().repeat_interleave(size, dim=-1)
+        return found[..., : cells.positions.shape[-1]]
 
 
 def _extremes(cells: Cells, size: int) -> tuple[torch.Tensor, torch.Tensor]:

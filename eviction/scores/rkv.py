@@ -47,10 +47,10 @@ class RKV(Score):
         check_whole(self.name, "kernel", self.kernel, least=1)
         if self.kernel % 2 == 0:
             raise BadInput(f"score {self.name}: kernel={self.kernel}: expected an odd number")
-        for option, value, least in (("lambda", self.lambda_, 0.0), ("similar", self.similar, -1.0)):
+        for option, value in (("lambda", self.lambda_), ("similar", self.similar)):
             number = isinstance(value, int | float) and not isinstance(value, bool)
-            if not number or not least <= value <= 1:
-                raise BadInput(f"score {self.name}: {option}={value}: expected a number from {least:g} to 1")
+            if not number or not 0 <= value <= 1:
+                raise BadInput(f"score {self.name}: {option}={value}: expected a number from 0 to 1")
 
     def rows_needed(self, budget: int) -> int:
         """The window."""

@@ -1,0 +1,94 @@
+"""KVzip: what the model attends to when it is made to write the context again."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from transformers import PreTrainedTokenizerBase
+
+from eviction.method import Cells, ContextAndQuestionRows, ContextRows, Reconstruction, Replay, Rows
+from eviction.options import check_whole
+
+FIRST = "\n\nRepeat the previous context:"
+LATER = "\n\nRepeat the part of the previous context starting with", ":"
+OVERLAP = 8  # tokens of the previous chunk that a later chunk's request quotes
+
+OBSERVED = "reconstruction"
+
+
+@dataclass(frozen=True)
+class KVzip(Reconstruction):
+    """The largest weight that any row of the reconstruction pays to the entry, over the group's query heads.
+
+    After the context has been read, its chunks are fed again, each after a request to repeat it. In each pass a row's
+    weights are a softmax over the first `sinks` tokens, the chunk's own entries in the cache, and the pass itself up to
+    the row (causal there alone), not over the rest of the context, although the pass itself attends to all of it. Every
+    context token belongs to one chunk and is scored once. The first `sinks` tokens are protected.
+
+    chunk: context tokens fed again in one pass. first, before, after: token ids of the requests; the request of a later
+    chunk is before + the last 8 tokens of the chunk ahead + after. `asking(tokenizer)` makes them from words. Without
+    ids (default, the only form that a name alone can have) chunks are fed again without a request: a departure.
+
+    Departures. The system prompt that the code always keeps is here the first `sinks` tokens, 4 as in kvpress, which
+    gives them the score 1 instead. kvpress leaves the rest of a template's prefix unscored, so that it is evicted
+    first; here it is context. The code's threshold over all layers and heads is the allocator contour with floor 0.
+    A token that no row of its pass could see scores 0. Source: KVzip (arXiv 2505.23416); snu-mllab/KVzip, whose chunk
+    is 2,000 tokens; NVIDIA/kvpress 0.5.5.
+    """
+
+    chunk: int = 2000
+    sinks: int = 4
+    first: tuple[int, ...] = ()
+    before: tuple[int, ...] = ()
+    after: tuple[int, ...] = ()
+
+    name: ClassVar[str] = "kvzip"
+    source: ClassVar[str] = "KVzip (arXiv 2505.23416); snu-mllab/KVzip; NVIDIA/kvpress 0.5.5"
+
+    def __post_init__(self) -> None:
+        """Raises BadInput for options that mean nothing."""
+        check_whole("score kvzip", "chunk", self.chunk, least=1)
+        check_whole("score kvzip", "sinks", self.sinks, least=0)
+
+    @classmethod
+    def asking(cls, tokenizer: PreTrainedTokenizerBase, chunk: int = 2000, sinks: int = 4) -> "KVzip":
+        """The score with its requests in the words of this tokenizer's model."""
+        first, before, after = (
+            tuple(tokenizer(words, add_special_tokens=False).input_ids) for words in (FIRST, *LATER)
+        )
+        return cls(chunk, sinks, first, before, after)
+
+    def replays(self, ids: torch.Tensor) -> list[Replay]:
+        """One pass a chunk. Later requests quote the first sequence's tokens where a batch differs."""
+        tokens = ids[0].tolist()
+        found = []
+        for start in range(0, len(tokens), self.chunk):
+            lead = self.first
+            if start and (self.before or self.after):
+                lead = self.before + tuple(tokens[max(0, start - OVERLAP) : start]) + self.after
+            found.append(Replay(lead, start, min(start + self.chunk, len(tokens))))
+        return found
+
+    def observe(self, cells: Cells, rows: Rows, spans: Sequence[tuple[int, int]]) -> None:
+        """Raise what is noted of the chunk's positions, (B, K, N) float32, to the largest weight of this pass."""
+        batch, kv_heads = cells.keys.shape[:2]
+        device = cells.keys.device
+        own = torch.tensor([int(line[line >= 0].min()) for line in rows.positions], device=device)[:, None, None]
+        start, end = torch.tensor(spans, device=device).T[..., None, None]
+        positions = cells.positions
+        chunk = (positions >= start) & (positions < end)
+        among = chunk | ((positions >= 0) & (positions < self.sinks)) | (positions >= own)
+        logits = rows.logits(cells).masked_fill(~among[:, :, None, None], -torch.inf)
+        weights = torch.where(rows.visible(cells)[:, :, None], torch.softmax(logits, dim=-1), 0.0)
+        largest = weights.flatten(2, 3).amax(2)
+        noted = cells.memory.get(OBSERVED)
+        noted = torch.zeros(batch, kv_heads, int(own.max()), device=device) if noted is None else noted.clone()
+        at = torch.where(chunk, positions, 0)
+        cells.memory[OBSERVED] = noted.scatter_reduce(-1, at, torch.where(chunk, largest, 0.0), reduce="amax")
+
+    def __call__(self, cells: Cells, rows: ContextRows | ContextAndQuestionRows) -> torch.Tensor:
+        """(B, K, L) float32; +inf for the first tokens."""
+        noted = cells.memory[OBSERVED]
+        scores = noted.gather(-1, cells.positions.clamp(min=0, max=noted.shape[-1] - 1))
+        return torch.where(cells.held & (cells.positions < self.sinks), torch.inf, scores)
