@@ -12,6 +12,9 @@ option = $(if $($(2)),$(1) "$($(2))")
 CAPTURE = $(call option,--checkpoint,CHECKPOINT) $(foreach file,$(TEXT),--text "$(file)") $(call option,--docs,DOCS) \
 	$(call option,--length,LENGTH) $(call option,--device,DEVICE) $(call option,--dtype,DTYPE) \
 	$(call option,--seed,SEED) $(call option,--gemma-terms,GEMMA_TERMS)
+AUDIT = $(call option,--model,MODEL) $(call option,--checkpoint,CHECKPOINT) $(call option,--budget,BUDGET) \
+	$(call option,--prompts,PROMPTS) $(call option,--length,LENGTH) $(call option,--batch,BATCH) \
+	$(call option,--seed,SEED) $(call option,--device,DEVICE) $(call option,--dtype,DTYPE) $(call option,--text,TEXT)
 # ROWS is a number of positions for capture, and a file of one's own rows for enumerate.
 ENUMERATE = $(call option,--rule,RULE) $(call option,--search,SEARCH) $(call option,--workers,WORKERS) \
 	$(if $(DROP_SHORT),--drop-short)
@@ -20,7 +23,8 @@ CERTIFY = $(call option,--manifest,MANIFEST) $(call option,--model,MODEL) $(call
 	$(call option,--time-limit,TIME_LIMIT) $(call option,--workers,WORKERS) $(if $(PROOF),--proof) \
 	$(if $(REPLAY_ALL),--replay-all)
 
-.PHONY: all setup help capture enumerate certify analysis figures report models test test-long lint bench hardness clean distclean
+.PHONY: all setup help capture enumerate certify analysis figures report audit models test test-long lint bench hardness \
+	clean distclean
 
 all: setup
 	@echo "Five families, 12 documents each: 1.3 GB under data/, and some seven minutes on two cores; what is current is kept."
@@ -43,8 +47,11 @@ help:
 	@echo "                               MANIFEST=small|paper|all MODEL= ROWS= SEED= FLOORS= NODE_LIMIT= TIME_LIMIT= WORKERS="
 	@echo "                               PROOF=1 logs every proof and replays it (REPLAY_ALL=1: the long ones, too)"
 	@echo "make analysis figures report   tables, pictures, the page (OUT= another folder than out)"
+	@echo "make audit                     what every eviction method really holds in a model, and what that buys; then make report"
+	@echo "                               MODEL= CHECKPOINT= BUDGET= PROMPTS= LENGTH= BATCH= SEED= DEVICE= DTYPE= PEER=1"
 	@echo "make hardness                  the NP-hardness reductions, shown and checked (SEED=)"
 	@echo "make bench                     speed, side by side in one run"
+	@echo "make peers                     kvpress 0.5.5 in an environment of its own, .venv-kvpress (1.4 GB)"
 	@echo "make models TEXT=austen.txt    train the embedded checkpoints again, into out/models"
 	@echo "make lint                      ruff and mypy"
 	@echo "make clean                     remove outputs, never inputs; make distclean: .venv too"
@@ -87,6 +94,12 @@ figures: setup
 report: setup
 	@$(PY) -m figures --out $(OUT) report
 
+# With PEER=1 kvpress answers the same prompts (after `make peers`; minutes for the small models, long for a real one).
+audit: setup
+	@$(PY) -m eviction audit $(AUDIT)
+	@$(if $(PEER),$(PY) -m eviction audit $(AUDIT) --ask-peer && .venv-kvpress/bin/python peers/kvpress/audit.py \
+		data/audit/kvpress-question.json data/audit/kvpress-answer.json)
+
 hardness: setup
 	@$(PY) -m solvers.reductions $(call option,--seed,SEED)
 
@@ -119,8 +132,24 @@ bench: setup .venv/peers
 	@$(PY) -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[peers]' && touch $@ || \
 		echo "make bench: they could not be installed; going on without them"
 
+# kvpress needs older transformers than the project, so it has an environment of its own and meets us in files. No part of
+# `make` or `make test`: what the tests read of it is tests/data/kvpress-0.5.5.json.
+.PHONY: peers
+peers: .venv-kvpress/ready
+	@.venv-kvpress/bin/python -c 'from importlib.metadata import version; print(".venv-kvpress:", ", ".join(f"{name} {version(name)}" for name in ("kvpress", "transformers", "torch")))'
+	@echo "What its presses keep:  .venv/bin/python -m peers.kvpress.contexts out/kvpress/contexts.json"
+	@echo "                        .venv-kvpress/bin/python peers/kvpress/kept.py out/kvpress/contexts.json KEPT.json"
+	@echo "What they hold:         .venv-kvpress/bin/python peers/kvpress/audit.py QUESTION.json ANSWER.json"
+
+.venv-kvpress/ready: peers/kvpress/constraints.txt
+	@echo "Setting up .venv-kvpress: 1.4 GB where torch is a CPU build, several GB where it brings CUDA; two to five minutes."
+	$(PYTHON) -m venv .venv-kvpress
+	.venv-kvpress/bin/python -m pip install --quiet --disable-pip-version-check -c peers/kvpress/constraints.txt \
+		kvpress==0.5.5 transformers==5.2.0 torch==2.13.0
+	@touch $@
+
 clean:
-	rm -rf out data/kv data/rows data/tokens data/subsets data/fits data/manifests data/proofs
+	rm -rf out data/kv data/rows data/tokens data/subsets data/fits data/manifests data/proofs data/audit
 
 distclean: clean
-	rm -rf .venv *.egg-info
+	rm -rf .venv .venv-kvpress *.egg-info

@@ -441,6 +441,48 @@ HARDNESS = Table(
     },
 )
 
+AUDIT = Table(
+    "audit",
+    1,
+    "a model, an eviction method, a budget, and whether the question was read before evicting: bytes held, prompts hit",
+    {
+        **_MODEL,
+        "method": Column(TEXT, "", "score, allocator, selector and storage in one name; full cache: evicts nothing"),
+        "score": Column(TEXT, "", "how entries are scored, with options; null: nothing is evicted", nullable=True),
+        "allocator": Column(TEXT, "", "how the budget is shared among KV heads; null as above", nullable=True),
+        "selector": Column(TEXT, "", "which entries stay, given how many; null as above", nullable=True),
+        "storage": Column(TEXT, "", "ragged: what was selected; padded: each layer as its widest head; masked: all"),
+        "budget": Column(SMALL, "entries", "nominal budget: entries a KV head, on average; null: none", nullable=True),
+        "question_seen": Column(FLAG, "", "whether the question was part of what was read before evicting"),
+        "tokens": Column(SMALL, "tokens", "tokens of a prompt, question included"),
+        "prompts": Column(COUNT, "prompts", "needle prompts that were run"),
+        "hits": Column(COUNT, "prompts", "prompts whose first generated tokens are exactly the planted answer's"),
+        "hit_rate": Column(REAL, "1", "share of such prompts"),
+        "hit_rate_low": Column(REAL, "1", "lower end of its Wilson 95% interval"),
+        "hit_rate_high": Column(REAL, "1", "upper end of it"),
+        "nominal_entries": Column(
+            COUNT,
+            "entries",
+            "what the budget names: its entries times KV heads, windows counting what they can hold; null: none",
+            nullable=True,
+        ),
+        "nominal_bytes": Column(COUNT, "B", "keys and values of so many entries; null: no budget", nullable=True),
+        "logical_bytes": Column(REAL, "B", "keys and values of the entries that queries still see, after evicting"),
+        "physical_bytes": Column(REAL, "B", "storages behind all keys and values, after evicting"),
+        "decode_bytes": Column(REAL, "B", "the same, mean over the decode steps"),
+        "side_bytes": Column(REAL, "B", "all else that is kept for the cache, after evicting: positions, query rows"),
+        "peak_bytes": Column(REAL, "B", "the most that keys and values ever took, transient copies included"),
+        "full_bytes": Column(REAL, "B", "what the full cache holds at the same point, windows holding what they can"),
+        "mean_cache_len": Column(
+            REAL, "entries", "entries in memory a KV head, mean over the decode steps, after the append"
+        ),
+        "compression_seconds": Column(REAL, "s", "scoring, allocating and selecting, a prompt, median over batches"),
+        "dense_prefill_seconds": Column(REAL, "s", "the model's own pass over the whole prompt, likewise"),
+        "enforced": Column(FLAG, "", "whether the storages after evicting were within nominal_bytes on every prompt"),
+        "holds_full_cache": Column(FLAG, "", "whether they were as large as the full cache on every prompt"),
+    },
+)
+
 TABLES = {
     table.name: table
     for table in (
@@ -461,5 +503,6 @@ TABLES = {
         CERTIFIED,
         MASS_FLOORS,
         PROVED,
+        AUDIT,
     )
 }

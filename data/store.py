@@ -92,6 +92,22 @@ class Store:
         name = f"{readable}-{digest}-floor-{mass_floor!r}.parquet"
         return self.root / "proofs" / model / f"s-{s:03d}" / name
 
+    def audit(self, model: str) -> Path:
+        """What each eviction method held and hit on one model."""
+        return self.root / "audit" / f"{model}.parquet"
+
+    def audit_files(self) -> list[Path]:
+        """Every audit file, sorted."""
+        return sorted((self.root / "audit").glob("*.parquet"))
+
+    def peer_question(self) -> Path:
+        """The prompts of the audit, as another program is asked to run them."""
+        return self.root / "audit" / "kvpress-question.json"
+
+    def peer_audit(self) -> Path:
+        """What that program answered."""
+        return self.root / "audit" / "kvpress-answer.json"
+
     def fit(self, name: str) -> Path:
         """One table of the analysis."""
         return self.root / "fits" / f"{name}.parquet"

@@ -1,12 +1,21 @@
 """The command line of eviction: `python -m eviction list`, `python -m eviction audit`."""
 
 import dataclasses
+from pathlib import Path
+from typing import Annotated
 
+import typer
 from rich.console import Console
 from rich.table import Table
 
+from capture import checkpoints
+from capture.families import FAMILIES
+from data import BadInput, Store
 from data.command_line import app, run
+from eviction import audit as audits
 from eviction.method import Allocator, Score, Selector, listed
+
+ROOT = Store().root
 
 application = app("Eviction inside a model: what there is, and what each method really holds.")
 
@@ -20,10 +29,44 @@ def names() -> None:
         for heading in (title, "options", "source"):
             table.add_column(heading, overflow="fold")
         for name, part in parts.items():
-            options = [f"{field.name}={field.default}" for field in dataclasses.fields(part)]  # type: ignore[arg-type]
+            options = [f"{field.name.strip('_')}={field.default}" for field in dataclasses.fields(part)]  # type: ignore[arg-type]
             table.add_row(name, ", ".join(options), part.source)
         console.print(table)
     console.print("Options go with the name: snapkv:variant=kvpress,window=16")
+
+
+@application.command()
+def audit(
+    model: Annotated[str, typer.Option(help=f"Families: {', '.join(FAMILIES)}; empty: all, or --checkpoint.")] = "",
+    checkpoint: Annotated[str | None, typer.Option(help="Another checkpoint: Hub name, folder or .gguf file.")] = None,
+    budget: Annotated[str, typer.Option(help="Nominal budgets: entries a KV head, such as 64 or 32,64.")] = "64",
+    prompts: Annotated[int, typer.Option(help="Planted-needle prompts of each model.")] = 24,
+    length: Annotated[int, typer.Option(help="Tokens of a prompt, question included.")] = 384,
+    batch: Annotated[int, typer.Option(help="Prompts that are run together.")] = 12,
+    seed: Annotated[int, typer.Option(help="Seed of the prompts.")] = 0,
+    device: Annotated[str, typer.Option(help="Device, as torch names it.")] = "cpu",
+    dtype: Annotated[str, typer.Option(help="float32, bfloat16 or float16.")] = "float32",
+    text: Annotated[Path, typer.Option(help="Prose around the needles.", show_default="Austen")] = audits.TEXT,
+    ask_peer: Annotated[bool, typer.Option("--ask-peer", help="Only write the prompts for kvpress.")] = False,
+    data: Annotated[Path, typer.Option(help="Folder that holds the artefacts.")] = ROOT,
+) -> None:
+    """Write data/audit: bytes, peak, seconds and needles found of every method at one nominal budget."""
+    if checkpoint is not None:
+        sources = [checkpoints.find(model or None, checkpoint)]
+    else:
+        sources = [checkpoints.find(name, None) for name in (model.split(",") if model else FAMILIES)]
+    request = audits.Request(_numbers(budget), prompts, length, seed, batch, device, dtype, text)
+    if ask_peer:
+        print(audits.ask_peer(Store(data), sources, request))
+    else:
+        audits.audit(Store(data), sources, request)
+
+
+def _numbers(text: str) -> tuple[int, ...]:
+    try:
+        return tuple(int(number) for number in text.split(","))
+    except ValueError:
+        raise BadInput(f"--budget {text}: expected whole numbers, such as 64 or 32,64") from None
 
 
 if __name__ == "__main__":

@@ -11,6 +11,7 @@ import statistics
 import time
 from collections import defaultdict
 from collections.abc import Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -25,7 +26,7 @@ from data import BadInput, Provenance, Store
 from data.command_line import track
 from data.schema import AUDIT
 from data.store import CHECKOUT, code_digest, is_current, sha256, write, write_text
-from eviction.method import Score, listed
+from eviction.method import Reconstruction, Score, listed, named
 from eviction.ragged import Storage
 from eviction.replay import Recording, recorded, replayed
 from eviction.run import Run, evict
@@ -78,7 +79,7 @@ class Request:
     prompts: int = 24
     length: int = 384
     seed: int = 0
-    batch: int = 8
+    batch: int = 12
     device: str = "cpu"
     dtype: str = "float32"
     text: Path = TEXT
@@ -266,7 +267,7 @@ def _run(
         budget=row.budget,
         storage=method.storage,
     ) as run:
-        with replayed(model, recording):
+        with nullcontext() if _reads_again(method) else replayed(model, recording):
             if row.question_seen:
                 logits = model(input_ids=torch.cat([context, question], dim=1), logits_to_keep=1).logits[:, -1]
             else:
@@ -294,6 +295,11 @@ def _run(
     tally.hits += sum(needle.hit(said) for needle, said in zip(batch, tokens.tolist(), strict=True))
     tally.measured.append(found)
     tally.sizes.append(size)
+
+
+def _reads_again(method: Method) -> bool:
+    """Whether the score has the model read more than the prompt: such a pass cannot be handed what was recorded."""
+    return method.score is not None and isinstance(named(Score, method.score), Reconstruction)
 
 
 def _greedy(run: Run, ids: torch.Tensor, count: int) -> torch.Tensor:

@@ -197,6 +197,7 @@ class Compressor:
             rotary=self.rotary[number],
             output_weight=self.output_weights[number],
             memory=layer.memory,
+            pinned=self.pinned,
         )
         return cells, held
 

@@ -35,7 +35,8 @@ class Cells:
     layer, n_layers: which layer of how many. rotary: the layer's rotary embedding, for scores that need queries or keys
     as they were before it. output_weight: (H, d_model, dv), what the layer's output projection multiplies each query
     head's output with, None if unknown. memory: what the score itself put there in earlier passes over the same
-    sequence; counted as side data of the cache.
+    sequence; counted as side data of the cache. pinned: per sequence, how many of its first tokens stay whatever their
+    score; () if none do.
     """
 
     layer: int
@@ -48,6 +49,7 @@ class Cells:
     rotary: Rotary | None = None
     output_weight: torch.Tensor | None = None
     memory: dict[str, torch.Tensor] = field(default_factory=dict)
+    pinned: tuple[int, ...] = ()
 
     @property
     def held(self) -> torch.Tensor:
@@ -100,12 +102,12 @@ class Rows:
         """The rows with storage of their own, so that they keep nothing else alive."""
         return replace(self, queries=self.queries.clone(), positions=self.positions.clone(), first=self.first.clone())
 
-    def logits(self, cells: Cells) -> torch.Tensor:
-        """(B, K, G, T, L) float32 logits of the rows over the held entries, -inf where a row does not see one."""
+    def logits(self, cells: Cells, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+        """(B, K, G, T, L) logits of the rows over the held entries, in dtype, -inf where a row does not see one."""
         batch, heads, rows, _ = self.queries.shape
         kv_heads = cells.keys.shape[1]
-        queries = self.queries.float().reshape(batch, kv_heads, heads // kv_heads, rows, -1)
-        logits = queries @ cells.keys.float()[:, :, None].transpose(-1, -2) * self.scale
+        queries = self.queries.to(dtype).reshape(batch, kv_heads, heads // kv_heads, rows, -1)
+        logits = queries @ cells.keys.to(dtype)[:, :, None].transpose(-1, -2) * self.scale
         if self.softcap is not None:
             logits = torch.tanh(logits / self.softcap) * self.softcap
         return logits.masked_fill(~self.visible(cells)[:, :, None], -torch.inf)

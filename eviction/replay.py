@@ -96,7 +96,7 @@ class _StandIn(nn.Module):
         cache: Any = others["cache"] if "cache" in others else others["past_key_values"]
         key, value = cache.update(seen.key, seen.value, seen.layer)
         attend = AttentionInterface()[module.config._attn_implementation]
-        given = {} if seen.softcap is None else {"softcap": seen.softcap}
+        given = {"attended": seen.output} | ({} if seen.softcap is None else {"softcap": seen.softcap})
         attend(module, seen.query, key, value, attention_mask, scaling=seen.scale, sliding_window=seen.window, **given)
         return output
 

@@ -24,6 +24,7 @@ from eviction.ragged import LayerShape, LayerState, Padding, Page, RaggedCache, 
 from eviction.rotary import rotary_of
 from eviction.support import CACHE_NAMES, decoder_of, layer_shapes, output_weight_of, takes
 
+NAME = "forced_weights_eviction_"  # of the attention functions registered, with a number
 STORAGES = ("ragged", "padded", "masked")
 
 _numbers = itertools.count()
@@ -67,8 +68,10 @@ def evict(
     if decode is not None and isinstance(method.score, Reconstruction):
         raise BadInput(f"score {method.score.name}: reads the prompt again and knows no decoding: decode must be None")
     run = Run(model, shapes, method, None if budget is None else as_budget(budget), storage, decode)
-    name = f"forced_weights_eviction_{next(_numbers)}"
+    name = f"{NAME}{next(_numbers)}"
     previous = model.config._attn_implementation
+    if str(previous).startswith(NAME):
+        raise BadInput("evict() inside evict() on the same model: leave the first before the second")
     AttentionInterface.register(name, run._attend)
     AttentionMaskInterface.register(name, run._mask)
     hooks = [
@@ -192,7 +195,7 @@ class Run:
         self._broken = ""
         self._forget()
 
-    @torch.inference_mode()
+    @torch.no_grad()
     def prefill(
         self, ids: torch.Tensor, attention_mask: torch.Tensor | None = None, chunk: int | None = None
     ) -> torch.Tensor:
@@ -203,7 +206,7 @@ class Run:
         """
         return self._prefill(ids, attention_mask, chunk, ContextRows)
 
-    @torch.inference_mode()
+    @torch.no_grad()
     def generate(self, ids: torch.Tensor, chunk: int | None = None, **options: Any) -> torch.Tensor:
         """Go on from what was read with further tokens ids (B, T) or (T,), and generate: (B, new) token ids.
 
@@ -361,9 +364,13 @@ class Run:
         scaling: float | None = None,
         softcap: float | None = None,
         sliding_window: int | None = None,
+        attended: torch.Tensor | None = None,
         **other: object,
     ) -> tuple[torch.Tensor, None]:
-        """The registered attention function: attend, store, and evict where the layer can be decided alone."""
+        """The registered attention function: attend, store, and evict where the layer can be decided alone.
+
+        attended: what to return for the first pass over a text, where a replayed pass does not need it computed.
+        """
         number = int(module.layer_idx)  # type: ignore[arg-type]  # every attention module of transformers has it
         layer, shape = self.cache.layers[number], self.cache.shapes[number]
         unknown = sorted(x for x, y in other.items() if isinstance(y, torch.Tensor) and x not in HARMLESS_TENSORS)
@@ -388,14 +395,16 @@ class Run:
             self.ledger.batch = query.shape[0]
             self._tokens = query.shape[2]
         scale = float(scaling) if scaling is not None else query.shape[-1] ** -0.5
-        replaced = layer.append(page_of(key, value, queries.slots, queries.real))
+        replaced = layer.append(page_of(key.detach(), value.detach(), queries.slots, queries.real))
         layer.seen += query.shape[2]
         self._used[number] = layer.lengths
         self._account.hold(number, layer.lengths)
         if not self._compressing:
             self._account.appended(self.cache.padding.seen(query.shape[0]), self._method.score is not None)
         if queries.start == 0:
-            output = attention(module, query, key, value, queries, scale, softcap)
+            output = attended
+            if output is None:
+                output = attention(module, query, key, value, queries, scale, softcap)
             self._note(number, 0)
         else:
             held = padded(layer.pages)

@@ -10,9 +10,21 @@ import polars as pl
 from matplotlib.figure import Figure
 
 from data import published
-from data.schema import Table
+from data.schema import AUDIT, Table
 from data.store import Store, code_digest, read, sha256, write_bytes, write_text
-from figures import ceiling, certified_ceiling, flat_map, hardness, mass_floor, penalty, proved, roc, rules, style
+from figures import (
+    audit,
+    ceiling,
+    certified_ceiling,
+    flat_map,
+    hardness,
+    mass_floor,
+    penalty,
+    proved,
+    roc,
+    rules,
+    style,
+)
 
 SUFFIXES = ("png", "pdf", "csv")
 _LEDGER = "made-from.json"  # beside the figures: what each was made from, and the sha256 of its files
@@ -33,8 +45,10 @@ class Picture:
 
     def applies(self, store: Store) -> bool:
         """Whether the store has what the figure needs; raises BadInput for a table that is not readable."""
-        needed = [(table, store.fit(table.name)) for table in self.inputs if self.optional]
-        return all(path.is_file() and not read(table, path).is_empty() for table, path in needed)
+        if not self.optional:
+            return True
+        held = [[not read(table, path).is_empty() for path in files(store, table)] for table in self.inputs]
+        return all(any(one) for one in held)
 
 
 PICTURES = tuple(
@@ -49,8 +63,14 @@ PICTURES = tuple(
         ("mass_floor", mass_floor, True),
         ("proved", proved, True),
         ("hardness", hardness, True),
+        ("audit", audit, True),
     )
 )
+
+
+def files(store: Store, table: Table) -> list[Path]:
+    """The files of a table that are there: one of the analysis, or one per model of the audit."""
+    return store.audit_files() if table is AUDIT else [path for path in (store.fit(table.name),) if path.is_file()]
 
 
 def build(store: Store, folder: Path) -> list[str]:
@@ -70,7 +90,7 @@ def build(store: Store, folder: Path) -> list[str]:
                 (folder / f"{picture.stem}.{suffix}").unlink(missing_ok=True)
             continue
         made_from = {"code": code, "published": sha256(published.PATH)}
-        made_from |= {t.name: sha256(store.fit(t.name)) for t in picture.inputs if store.fit(t.name).is_file()}
+        made_from |= {path.name: sha256(path) for table in picture.inputs for path in files(store, table)}
         if ledger.get(picture.stem) == {"made_from": made_from, "files": _digests(folder, picture.stem)}:
             continue
         frame = picture.table(store)

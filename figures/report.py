@@ -19,8 +19,9 @@ from data import published
 from data.errors import BadInput
 from data.schema import CEILING, MAP, PENALTY, PREDICTOR, ROC, ROW_FACTS, ROWS, RULES, SUBSETS
 from data.store import Store, code_digest, digest_of, footer, sha256, write_text
+from figures import audit_page, certified, comparison, flat_map, own_rules, page_tables, style
 from figures import ceiling as ceiling_figure
-from figures import certified, comparison, flat_map, own_rules, page_tables, style
+from figures.audit import audited
 from figures.build import PICTURES
 from figures.fits import fit
 from figures.gallery import Entry, gallery
@@ -80,6 +81,7 @@ CAPTIONS = {
         " keeps about a fifth. Unsolvable: proved to have no subset of error 0. No nodes at all are drawn as one; the"
         " grey line counts the subsets of half the keys. The worst case is exponential; captured rows are far from it.",
     ),
+    audit_page.STEM: audit_page.CAPTION,
     **certified.CAPTIONS,
 }
 NOTES = {
@@ -148,6 +150,17 @@ class Certified:
     table: page_tables.PageTable
 
 
+@dataclass(frozen=True)
+class Audit:
+    """The section on what methods hold: lines of text, the figure, every method, ours beside published."""
+
+    about: list[str]
+    figure: Shown
+    note: str
+    methods: page_tables.PageTable
+    published: page_tables.PageTable
+
+
 def write_report(store: Store, out: Path) -> tuple[Path, bool]:
     """Write out/report.html unless it is current; returns its path and whether it was written.
 
@@ -170,7 +183,7 @@ def render(store: Store, figures: Path, mark: str = "") -> str:
     ceiling = style.in_order(tables["ceiling"], "s")
     resamples = _resamples(store)
     shown = {p.stem: _shown(store, figures, p.stem, tables) for p in PICTURES if p.applies(store)}
-    apart = (*certified.STEMS, HARDNESS)
+    apart = (*certified.STEMS, HARDNESS, audit_page.STEM)
     first, *more = _finding(tables)
     entries = gallery(store)
     environment = jinja2.Environment(
@@ -186,6 +199,7 @@ def render(store: Store, figures: Path, mark: str = "") -> str:
         not_certified=certified.MISSING if tables["certified"].is_empty() else "",
         certified=_certified(store, tables["certified"], shown),
         hardness=shown.get(HARDNESS),
+        audit=_audit(store, shown),
         own_rules=own_rules.own_rules(tables["rules"]),
         own_rules_note=" ".join([own_rules.NOTE, *own_rules.not_graded(tables["rules"])]),
         measured=measured(store, ceiling),
@@ -218,6 +232,21 @@ def _certified(store: Store, found: pl.DataFrame, shown: Mapping[str, Shown]) ->
         return None
     figures = [shown[stem] for stem in certified.STEMS if stem in shown]
     return Certified(certified.about(store, found), figures, certified.beside_published(found))
+
+
+def _audit(store: Store, shown: Mapping[str, Shown]) -> Audit | None:
+    """The section on what methods hold; None if no audit was run."""
+    found = audited(store)
+    if found.is_empty():
+        return None
+    answers = audit_page.peer(store)
+    return Audit(
+        audit_page.about(found, answers),
+        shown[audit_page.STEM],
+        audit_page.NOTE,
+        audit_page.methods(found, answers),
+        audit_page.beside_published(found),
+    )
 
 
 def _certified_tables(tables: Mapping[str, pl.DataFrame]) -> list[tuple[str, str, str, page_tables.PageTable]]:
@@ -429,6 +458,8 @@ def _shown(store: Store, figures: Path, stem: str, tables: Mapping[str, pl.DataF
         caption += _left_out_of_roc(tables[ROC.name], tables[PREDICTOR.name])
     elif stem in certified.OF_ONE:
         caption += certified.whose(tables["certified"])
+    elif stem == audit_page.STEM:
+        caption += audit_page.whose(audited(store))
     image = f"data:image/png;base64,{base64.b64encode(png).decode()}"
     return Shown(stem, image, round(dots / style.RESOLUTION * CSS_DOTS * _LARGER), title, caption)
 
@@ -495,6 +526,7 @@ def _made_from(store: Store, figures: Path) -> str:
     """
     parts = [code_digest("data", "analysis", "figures"), sha256(TEMPLATE), sha256(published.PATH)]
     parts += [sha256(store.fit(table.name)) for table in FITS if store.fit(table.name).is_file()]
+    parts += [sha256(path) for path in (*store.audit_files(), store.peer_audit()) if path.is_file()]
     parts += [sha256(path) for path in sorted(figures.glob("*.png"))]
     for table, paths in ((ROWS, store.row_files()), (SUBSETS, store.subset_files()), (ROW_FACTS, store.fact_files())):
         parts += [str(path) + json.dumps(footer(table, path), sort_keys=True) for path in paths]

@@ -9,7 +9,7 @@ import numpy as np
 import polars as pl
 from matplotlib.figure import Figure
 
-from data.schema import ROW_FACTS, ROWS, SUBSETS, TABLES, TOKENS, VECTOR, Table
+from data.schema import AUDIT, ROW_FACTS, ROWS, SUBSETS, TABLES, TOKENS, VECTOR, Table
 from data.store import Provenance, Store, write
 
 WIDTH = 4  # of the made-up queries
@@ -60,6 +60,7 @@ def build(
     tokens: bool = True,
     users: tuple[UserRule, ...] = (RECENT_HALF,),
     certified: bool = True,
+    audit: bool = True,
     seed: int = 0,
 ) -> Store:
     """Write every table that the figures read under root."""
@@ -69,6 +70,8 @@ def build(
     for name, rows in _certified(models, budgets, documents).items():
         put(store, TABLES[name], rows if certified else [])
     put(store, TABLES["hardness"], _hardness())
+    for model in models if audit else ():
+        write(AUDIT, frame(AUDIT, _audit(model)), store.audit(model.name), PROVENANCE)
     for model in models:
         for doc_id in range(row_documents):
             _document(store, model, doc_id, budgets, tokens, users, certified, rng)
@@ -254,6 +257,37 @@ def _hardness() -> list[dict[str, object]]:
                 found.append({**record, "problem": problem, "zero": zero, "nodes": nodes})
             row_id = f"embedded-qwen:0:0:{draw}:100"
             found.append({**record, "problem": "captured", "row_id": row_id, "nodes": 3 + draw})
+    return found
+
+
+METHODS = (  # name, score, allocator, storage, share of the full cache held, needles hit with the question unseen, seen
+    ("full cache", None, None, "ragged", 1.0, 24, 24),
+    ("snapkv", "snapkv", "uniform", "ragged", 0.125, 3, 23),
+    ("snapkv+adakv, masked", "snapkv", "adakv", "masked", 1.0, 4, 24),
+    ("snapkv+contour", "snapkv", "contour", "ragged", 0.125, 5, 22),
+    ("snapkv+contour, padded", "snapkv", "contour", "padded", 0.4, 5, 22),
+)
+
+
+def _audit(model: Model) -> list[dict[str, object]]:
+    """Table audit of one model at a nominal budget of 64, an eighth of the full cache, on 24 prompts."""
+    found: list[dict[str, object]] = []
+    full = 8192 * model.layers
+    for name, score, allocator, storage, held, *hits in METHODS:
+        evicts = score is not None
+        record: dict[str, object] = {"family": model.family, "model": model.name, "method": name, "score": score}
+        record |= {"allocator": allocator, "selector": "top_mass" if evicts else None, "storage": storage}
+        record |= {"budget": 64 if evicts else None, "tokens": 512, "prompts": 24, "full_bytes": float(full)}
+        record |= {"nominal_entries": 64 * model.layers if evicts else None}
+        record |= {"nominal_bytes": full // 8 if evicts else None, "logical_bytes": full / 8 if evicts else float(full)}
+        record |= {"physical_bytes": held * full, "decode_bytes": held * full + 100, "side_bytes": 50.0}
+        record |= {"peak_bytes": 1.1 * full, "mean_cache_len": 512 * held + 1, "dense_prefill_seconds": 2.0}
+        record |= {"compression_seconds": 0.1 if evicts else 0.0}
+        record |= {"enforced": held == 0.125, "holds_full_cache": held == 1}
+        for seen, hit in zip((False, True), hits, strict=True):
+            rate = hit / 24
+            ends = {"hit_rate": rate, "hit_rate_low": 0.9 * rate, "hit_rate_high": min(1.0, rate + 0.1)}
+            found.append(record | ends | {"question_seen": seen, "hits": hit})
     return found
 
 

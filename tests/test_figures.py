@@ -16,9 +16,9 @@ from matplotlib.text import Annotation, Text
 from PIL import Image
 
 from data.errors import BadInput
-from data.schema import CEILING, MAP, PENALTY, PREDICTOR, ROC, TABLES
-from data.store import Store, read
-from figures import ceiling, flat_map, penalty, roc, rules, style
+from data.schema import AUDIT, CEILING, MAP, PENALTY, PREDICTOR, ROC, TABLES
+from data.store import Store, read, write
+from figures import audit, ceiling, flat_map, penalty, roc, rules, style
 from figures.build import PICTURES, Picture, build, to_csv
 from tests import synthetic_store
 from tests.synthetic_store import Model, UserRule
@@ -203,6 +203,40 @@ def test_each_roc_curve_has_its_area(store: Store) -> None:
     for record in areas.iter_rows(named=True):
         same = frame.filter(pl.col("model") == record["model"], pl.col("statistic") == record["statistic"])
         assert set(same["auc"]) == {record["auc"]}
+
+
+def test_the_audit_draws_what_is_held_and_hit(store: Store) -> None:
+    frame = audit.table(store)
+    assert set(frame["model"]) == {TWO[0].name}  # the real one
+    assert frame["method"].unique(maintain_order=True).to_list() == [method[0] for method in synthetic_store.METHODS]
+    with style.applied():
+        figure = style.blank()
+        audit.draw(frame, figure)
+    held, hits = figure.axes
+    marked = {line.get_marker(): [] for line in held.lines}
+    for line in held.lines:
+        marked[line.get_marker()].append((line.get_xdata()[-1], line.get_ydata()[-1]))
+    assert marked["o"] == [(0.125, 1), (0.125, 3), (0.4, 4)]
+    assert marked["s"] == [(1.0, 0), (1.0, 2)]  # who holds the full cache has a mark of its own
+    assert marked["|"] == [(0.125, 2), (0.125, 4)]
+    assert sorted(marked["*"]) == sorted([(0.036, 1), (0.053, 3), (0.96, 4)])
+    assert all(held.get_xlim()[0] < x < held.get_xlim()[1] for marks in marked.values() for x, _ in marks)
+    rates = sorted(float(line.get_xdata()[0]) for line in hits.lines)
+    assert rates == sorted(hit / 24 for method in synthetic_store.METHODS for hit in method[5:])
+
+
+@pytest.mark.usefixtures("coarse")
+def test_a_new_audit_draws_its_figure_alone_and_none_removes_it(tmp_path: Path) -> None:
+    store = synthetic_store.build(tmp_path / "data", TWO, budgets=(8,), row_documents=0)
+    folder = tmp_path / "figures"
+    build(store, folder)
+    frame = read(AUDIT, store.audit("embedded-gemma")).with_columns(pl.col("hits") - 1)
+    write(AUDIT, frame, store.audit("embedded-gemma"), synthetic_store.PROVENANCE)
+    assert build(store, folder) == ["audit"]
+    for path in store.audit_files():
+        path.unlink()
+    assert build(store, folder) == []
+    assert not list(folder.glob("audit.*"))
 
 
 def test_published_values_are_marked_and_never_under_our_models(store: Store) -> None:

@@ -15,7 +15,8 @@ import pytest
 from PIL import Image
 
 from data.command_line import run
-from data.store import Store
+from data.errors import BadInput
+from data.store import Store, write_text
 from figures import style
 from figures.__main__ import application
 from figures.build import PICTURES, build
@@ -288,7 +289,7 @@ def test_published_numbers_stand_beside_ours(page: str) -> None:
 
 
 def test_few_documents_give_counts_alone(tmp_path: Path, figures: Path) -> None:
-    store = synthetic_store.build(tmp_path, MODELS[1:], budgets=(4,), documents=3)
+    store = synthetic_store.build(tmp_path, MODELS[1:], budgets=(4,), documents=3, audit=False)
     text = " ".join(Tags(render(store, figures)).text.split())
     assert "Below 10 documents no interval is given, point estimates and counts only: embedded-gemma" in text
     assert not re.search(r"\[\d[^\]]*, \d[^\]]*\]", text.replace("[64, length)", ""))
@@ -437,6 +438,42 @@ def test_hardness_has_a_section_where_its_figure_is_drawn(tmp_path: Path, figure
     store = synthetic_store.build(tmp_path, MODELS, row_documents=0)
     store.fit("hardness").unlink()
     assert "hard" not in Tags(render(store, figures)).text
+
+
+def test_the_audit_has_a_section_where_one_was_run(tmp_path: Path, figures: Path, page: str) -> None:
+    text = Tags(page).text
+    assert 'href="#audit"' in page and '<figure id="audit">' in page
+    assert "24 prompts of 512 tokens" in text and "nominal budget 64 entries a KV head, 12.5% of the full cache" in text
+    assert "Hold the full cache whatever the budget says: snapkv+adakv, masked." in text
+    assert "Hold more than it: snapkv+contour, padded (3.20 times)." in text
+    assert f"Of {MODELS[0].name} at budget 64, 24 prompts." in text
+    assert "full cache over SnapKV" in text and "28.0 to 1,078" in text  # ours is 8.0, the paper's range beside it
+    assert "kvpress" not in text
+    store = synthetic_store.build(tmp_path, MODELS, row_documents=0, audit=False)
+    without = render(store, figures)
+    assert "#audit" not in without and "planted" not in Tags(without).text
+
+
+def test_the_peers_answers_stand_beside_ours_where_they_are_of_the_same_prompts(tmp_path: Path, figures: Path) -> None:
+    store = synthetic_store.build(tmp_path, MODELS, row_documents=0)
+    same = {"model": MODELS[0].name, "press": "snapkv", "budget": 64, "physical_bytes": 50, "full_bytes": 400}
+    rows = [
+        same | {"prompt": n, "question_seen": seen, "n_tokens": 512 if seen else 480, "hit": n < (20 if seen else 7)}
+        for n in range(24)
+        for seen in (False, True)
+    ]
+    answer = {"versions": {"kvpress": "0.5.5"}, "window": 32, "rows": rows}
+    write_text(store.peer_audit(), json.dumps(answer))
+    text = Tags(render(store, figures)).text
+    assert "kvpress 0.5.5 holds" in text and "observation window of 32" in text
+    assert "7 of 24" in text and "20 of 24" in text
+    for row in rows:
+        row["n_tokens"] += 1  # answers to other prompts
+    write_text(store.peer_audit(), json.dumps(answer))
+    assert "20 of 24" not in Tags(render(store, figures)).text
+    write_text(store.peer_audit(), "{}")
+    with pytest.raises(BadInput, match="not an answer of"):
+        render(store, figures)
 
 
 def test_rows_without_tokens_show_positions(tmp_path: Path, figures: Path) -> None:

@@ -599,7 +599,18 @@ def test_another_cache_or_none_is_refused() -> None:
         run.reset()
         with pytest.raises(BadInput, match="no tokens"):
             run.prefill(torch.empty(1, 0, dtype=torch.long))
+        with pytest.raises(BadInput, match="inside evict"), evict(model, Noise(), ByLayer(), Highest(), budget=4):
+            pass
     assert isinstance(run.cache, RaggedCache)
+
+
+def test_gradients_flow_through_what_is_read_and_not_through_the_cache() -> None:
+    model = small_model("llama")
+    with evict(model, Noise(), ByLayer(), Highest(), budget=4) as run:
+        run.prefill(torch.arange(2, 42))
+        model(torch.tensor([[5, 6]]), cache=run.cache).logits.sum().backward()
+        model(torch.tensor([[7]]), cache=run.cache).logits.sum().backward()
+    assert model.get_input_embeddings().weight.grad.abs().sum() > 0
 
 
 def test_a_new_prompt_starts_a_new_sequence() -> None:

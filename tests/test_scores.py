@@ -90,6 +90,7 @@ def case_of(
         queries[b, :, rows + pad - real :] = random.standard_normal((kv_heads * group, real, d)) + 0.5
     first = np.maximum(row_positions - (10**6 if window is None else window - 1), 0)
     frequencies = torch.tensor([1.0 / 10.0**i for i in range(turned // 2)])
+    projection = random.standard_normal((kv_heads * group, 7, d - 1))
     cells = Cells(
         layer=0,
         n_layers=1,
@@ -99,6 +100,7 @@ def case_of(
         seen=tuple(seen),
         budget=budget,
         rotary=Rotary(lambda: (frequencies, 1.25)),
+        output_weight=torch.tensor(projection).to(dtype),
     )
     return Case(
         cells,

@@ -89,10 +89,10 @@ class Compactor(Score):
         protected = cells.held & ((cells.positions < self.sinks) | (cells.ages < self.recent))
         scored = cells.held & ~protected
         attention = self._attention(cells, rows)
-        values = torch.linalg.vector_norm(torch.where(scored[..., None], cells.values.float(), 0.0), dim=-1)
+        values = torch.linalg.vector_norm(torch.where(scored[..., None], cells.values.double(), 0.0), dim=-1)
         pooled = functional.avg_pool1d(torch.where(scored, attention * values, 0.0), 3, stride=1, padding=1)
         leverage = self._leverage(cells, cells.rotary, scored)
-        scores = self._blending(cells) * _standardised(leverage, scored) + _standardised(pooled.double(), scored)
+        scores = self._blending(cells) * _standardised(leverage, scored) + _standardised(pooled, scored)
         return torch.where(protected, torch.inf, scores.float())
 
     def _blending(self, cells: Cells) -> torch.Tensor:
@@ -117,7 +117,7 @@ class Compactor(Score):
         return found
 
     def _attention(self, cells: Cells, rows: ContextRows | ContextAndQuestionRows) -> torch.Tensor:
-        """(B, K, L) float32: column sums of each entry's chunk, of this pass and of those before."""
+        """(B, K, L) float64: column sums of each entry's chunk, of this pass and (in float32) of those before."""
         if "queries" in cells.memory:
             rows = replace(
                 rows,
@@ -126,7 +126,7 @@ class Compactor(Score):
                 first=torch.cat([rows.first.new_zeros(cells.memory["query_positions"].shape), rows.first], dim=1),
             )
         waiting = rows.last(self.recent)
-        sums = carried(cells, "attention") + self._column_sums(cells, rows).float()
+        sums = carried(cells, "attention").double() + self._column_sums(cells, rows)
         carry(cells, "attention", sums)
         cells.memory["queries"] = waiting.queries.clone()
         cells.memory["query_positions"] = waiting.positions.int()

@@ -9,7 +9,7 @@ from eviction.method import Cells, ContextAndQuestionRows, ContextRows, Score
 from eviction.scores.carried import carried, carry
 from eviction.scores.options import check_one_of, check_whole
 
-BLOCK = 2**24  # attention weights computed at a time: 64 MiB
+BLOCK = 2**22  # attention weights computed at a time: 16 MiB
 
 
 @dataclass(frozen=True)
@@ -71,5 +71,14 @@ def _received(cells: Cells, rows: ContextRows | ContextAndQuestionRows) -> torch
             positions=rows.positions[:, begin:end],
             first=rows.first[:, begin:end],
         )
-        total = total + block.weights(cells).sum((2, 3))
+        # entries later than all of its rows, which come last in every cell, are left out
+        reached = cells.held & (cells.positions <= block.positions.amax(1)[:, None, None])
+        longest = int(reached.sum(-1).max())
+        reach = replace(
+            cells,
+            keys=cells.keys[:, :, :longest],
+            values=cells.values[:, :, :longest],
+            positions=cells.positions[:, :, :longest],
+        )
+        total[..., :longest] += block.weights(reach).sum((2, 3))
     return total

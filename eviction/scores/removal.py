@@ -15,7 +15,7 @@ def removal_errors(cells: Cells, rows: ContextRows | ContextAndQuestionRows) -> 
     For the entry of largest weight, whose 1 - a_j may round to 0, e_j = a_j ||v_j - o_{-j}||_2 with o_{-j} computed
     without it; all others have 1 - a_j >= 1/2. Source: P1, section 2; the computation is ours.
     """
-    logits = rows.logits(cells).double()
+    logits = rows.logits(cells, torch.float64)
     visible = rows.visible(cells)[:, :, None].expand_as(logits)
     values = torch.where(cells.held[..., None], cells.values.double(), 0.0)[:, :, None]
     weights = _softmax(logits, visible)

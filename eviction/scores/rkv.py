@@ -11,7 +11,7 @@ from eviction.method import Cells, ContextAndQuestionRows, ContextRows, Score
 from eviction.scores.options import check_whole
 
 SMALLEST_NORM = 1e-8  # added to the length of a key, as the code does
-BLOCK = 2**24  # cosines computed at a time: 64 MiB
+BLOCK = 2**22  # cosines computed at a time: 16 MiB
 
 
 @dataclass(frozen=True)
@@ -67,10 +67,10 @@ class RKV(Score):
         self, cells: Cells, rows: ContextRows | ContextAndQuestionRows, before: torch.Tensor
     ) -> torch.Tensor:
         seen = rows.visible(cells) & before[:, :, None]
-        logits = rows.logits(cells).amax(2).masked_fill(~seen, -torch.inf)
+        logits = rows.logits(cells, torch.float64).amax(2).masked_fill(~seen, -torch.inf)
         weights = torch.where(seen, torch.softmax(logits, dim=-1), 0.0)  # a row may see nothing before the window
         mean = weights.sum(-2) / (rows.positions >= 0).sum(-1).clamp(min=1)[:, None, None]
-        return functional.max_pool1d(mean, self.kernel, stride=1, padding=self.kernel // 2)
+        return functional.max_pool1d(mean.float(), self.kernel, stride=1, padding=self.kernel // 2)
 
 
 def _redundancy(cells: Cells, similar: float) -> torch.Tensor:
