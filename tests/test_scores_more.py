@@ -352,6 +352,15 @@ def test_caote_is_the_forced_error_of_all_entries_but_one(case):
             assert abs(float(found[b, k, j]) - instance.forced_error(others)) <= 2 * ROUNDING * instance.radius + 1e-12
 
 
+@pytest.mark.parametrize("part", [CAOTE, DropKV])
+def test_an_entry_whose_value_is_everyones_moves_nothing(part):
+    case = case_of(seed=12)
+    there = case.cells.held[..., None]
+    values = torch.where(there, 1e6 + torch.arange(5.0), case.cells.values)  # garbage stays where nothing is held
+    found = part()(replace(case.cells, values=values), case.rows)[case.cells.held]
+    assert float(found[torch.isfinite(found)].abs().max()) <= 1e6 * 1e-14
+
+
 def test_dropkv_of_one_row_and_one_head_ranks_as_caote_does():
     case = case_of(seed=3, group=1, rows=9, longest=30)
     dropkv, caote = DropKV(window=1)(case.cells, case.rows), CAOTE()(case.cells, case.rows)

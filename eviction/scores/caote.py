@@ -6,8 +6,8 @@ from typing import ClassVar
 import torch
 
 from eviction.method import Cells, ContextAndQuestionRows, ContextRows, Score
-from eviction.scores.options import check_whole
-from eviction.scores.removal import removal_errors
+from eviction.options import check_whole
+from eviction.removal import removal_errors
 
 
 @dataclass(frozen=True)
@@ -32,7 +32,7 @@ class CAOTE(Score):
 
     def __post_init__(self) -> None:
         """Raises BadInput for options that mean nothing."""
-        check_whole(self.name, "rows", self.rows, least=1)
+        check_whole(f"score {self.name}", "rows", self.rows, least=1)
 
     def rows_needed(self, budget: int) -> int:
         """The latest ones."""

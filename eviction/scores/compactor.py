@@ -8,10 +8,10 @@ import torch
 from torch.nn import functional
 
 from data import BadInput
+from eviction.carried import carried, carry
 from eviction.method import Cells, ContextAndQuestionRows, ContextRows, Score
+from eviction.options import check_whole
 from eviction.rotary import Rotary
-from eviction.scores.carried import carried, carry
-from eviction.scores.options import check_whole
 
 PADDED_LOGIT = -1e-9  # what the published code gives padded keys where it means to mask them
 SMALLEST_DEVIATION = 1e-6  # standard deviations below it count as it
@@ -66,7 +66,7 @@ class Compactor(Score):
     def __post_init__(self) -> None:
         """Raises BadInput for options that mean nothing."""
         for option, least in (("sketch", 1), ("chunk", 1), ("sinks", 0), ("recent", 0), ("seed", 0)):
-            check_whole(self.name, option, getattr(self, option), least)
+            check_whole(f"score {self.name}", option, getattr(self, option), least)
         for option in ("scaled", "padded"):
             if not isinstance(getattr(self, option), bool):
                 raise BadInput(f"score {self.name}: {option}={getattr(self, option)}: expected true or false")

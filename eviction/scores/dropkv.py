@@ -6,8 +6,8 @@ from typing import ClassVar
 import torch
 
 from eviction.method import Cells, ContextAndQuestionRows, ContextRows, Score
-from eviction.scores.options import check_whole
-from eviction.scores.removal import removal_errors
+from eviction.options import check_whole
+from eviction.removal import removal_errors
 
 LARGEST_WINDOW = 32  # of the default
 
@@ -26,10 +26,10 @@ class DropKV(Score):
     formula, states no w).
 
     Departures. The proposal sums over the window: the mean, a constant factor in each layer, is the same across layers
-    of different windows. It bounds 1 - a_tj from below by a constant and smooths scores along the entries; here the
-    error is exact and nothing is smoothed. An entry that some row sees alone is protected. The window's protection is
-    ours: its later rows were seen by few of the rows that judge them. Source: NVIDIA/kvpress, issue 284 and pull
-    request 285 (not part of 0.5.5).
+    of different windows. The pull request has options epsilon and kernel_size, too; here the error is exact, whatever
+    a_tj, and nothing is smoothed along the entries. An entry that some row sees alone is protected. The window's
+    protection is ours: its later entries were seen by few of the rows that judge them.
+    Source: NVIDIA/kvpress, issue 284 and pull request 285 (not part of 0.5.5).
     """
 
     window: int | None = None
@@ -40,7 +40,7 @@ class DropKV(Score):
     def __post_init__(self) -> None:
         """Raises BadInput for options that mean nothing."""
         if self.window is not None:
-            check_whole(self.name, "window", self.window, least=1)
+            check_whole(f"score {self.name}", "window", self.window, least=1)
 
     def rows_needed(self, budget: int) -> int:
         """The window."""

@@ -8,8 +8,8 @@ import torch
 
 from data import BadInput
 from eviction.method import Cells, ContextAndQuestionRows, ContextRows, Score
+from eviction.options import check_whole
 from eviction.rotary import Rotary
-from eviction.scores.options import check_whole
 
 
 @dataclass(frozen=True)
@@ -43,8 +43,8 @@ class ExpectedAttention(Score):
 
     def __post_init__(self) -> None:
         """Raises BadInput for options that mean nothing."""
-        check_whole(self.name, "sinks", self.sinks, least=0)
-        check_whole(self.name, "future", self.future, least=1)
+        check_whole(f"score {self.name}", "sinks", self.sinks, least=0)
+        check_whole(f"score {self.name}", "future", self.future, least=1)
         if (
             isinstance(self.epsilon, bool)
             or not isinstance(self.epsilon, int | float)

@@ -5,9 +5,9 @@ from typing import ClassVar
 
 import torch
 
+from eviction.carried import carried, carry
 from eviction.method import Cells, ContextAndQuestionRows, ContextRows, Score
-from eviction.scores.carried import carried, carry
-from eviction.scores.options import check_one_of, check_whole
+from eviction.options import check_one_of, check_whole
 
 BLOCK = 2**22  # attention weights computed at a time: 16 MiB
 
@@ -41,8 +41,8 @@ class H2O(Score):
     def __post_init__(self) -> None:
         """Raises BadInput for options that mean nothing."""
         if self.recent is not None:
-            check_whole(self.name, "recent", self.recent, least=0)
-        check_one_of(self.name, "group", self.group, ("sum", "mean"))
+            check_whole(f"score {self.name}", "recent", self.recent, least=0)
+        check_one_of(f"score {self.name}", "group", self.group, ("sum", "mean"))
 
     def rows_needed(self, budget: int) -> None:
         """All of the pass."""

@@ -6,7 +6,7 @@ from typing import ClassVar
 import torch
 
 from eviction.method import Cells, ContextAndQuestionRows, ContextRows, Score
-from eviction.scores.options import check_one_of, check_whole
+from eviction.options import check_one_of, check_whole
 
 
 @dataclass(frozen=True)
@@ -39,9 +39,9 @@ class Quest(Score):
     def __post_init__(self) -> None:
         """Raises BadInput for options that mean nothing."""
         if self.page is not None:
-            check_whole(self.name, "page", self.page, least=1)
-        check_whole(self.name, "rows", self.rows, least=1)
-        check_one_of(self.name, "over", self.over, ("mean", "max"))
+            check_whole(f"score {self.name}", "page", self.page, least=1)
+        check_whole(f"score {self.name}", "rows", self.rows, least=1)
+        check_one_of(f"score {self.name}", "over", self.over, ("mean", "max"))
 
     def rows_needed(self, budget: int) -> int:
         """The latest ones."""

@@ -8,7 +8,7 @@ from torch.nn import functional
 
 from data import BadInput
 from eviction.method import Cells, ContextAndQuestionRows, ContextRows, Score
-from eviction.scores.options import check_whole
+from eviction.options import check_whole
 
 SMALLEST_NORM = 1e-8  # added to the length of a key, as the code does
 BLOCK = 2**22  # cosines computed at a time: 16 MiB
@@ -25,7 +25,7 @@ class RKV(Score):
     redundant; rho = softmax over all entries j of the mean over i of c_ij. A row i with no such entry loses its cosine
     with the first entry: so the code does, and so does this.
 
-    lambda is 0.1 in the paper and in its scripts; the default of the code's class is 0.07.
+    lambda is 0.1 in the paper; the default of the code's class is 0.07.
 
     Departures. The method is meant for generation, where it compresses every 128 tokens; as a score of entries it
     knows no trigger. Logits are the model's own, soft-cap included, and an entry outside a row's sliding window gets
@@ -43,8 +43,8 @@ class RKV(Score):
 
     def __post_init__(self) -> None:
         """Raises BadInput for options that mean nothing."""
-        check_whole(self.name, "window", self.window, least=1)
-        check_whole(self.name, "kernel", self.kernel, least=1)
+        check_whole(f"score {self.name}", "window", self.window, least=1)
+        check_whole(f"score {self.name}", "kernel", self.kernel, least=1)
         if self.kernel % 2 == 0:
             raise BadInput(f"score {self.name}: kernel={self.kernel}: expected an odd number")
         for option, value in (("lambda", self.lambda_), ("similar", self.similar)):

@@ -8,7 +8,7 @@ from torch.nn import functional
 
 from data import BadInput
 from eviction.method import Cells, ContextAndQuestionRows, ContextRows, Score
-from eviction.scores.options import check_one_of, check_whole
+from eviction.options import check_one_of, check_whole
 
 
 @dataclass(frozen=True)
@@ -65,15 +65,15 @@ class SnapKV(Score):
 
     def __post_init__(self) -> None:
         """Raises BadInput for options that mean nothing."""
-        check_one_of(self.name, "variant", self.variant, tuple(VARIANTS))
+        check_one_of(f"score {self.name}", "variant", self.variant, tuple(VARIANTS))
         if self.window is not None:
-            check_whole(self.name, "window", self.window, least=1)
+            check_whole(f"score {self.name}", "window", self.window, least=1)
         if self.kernel is not None:
-            check_whole(self.name, "kernel", self.kernel, least=1)
+            check_whole(f"score {self.name}", "kernel", self.kernel, least=1)
             if self.kernel % 2 == 0:
                 raise BadInput(f"score {self.name}: kernel={self.kernel}: expected an odd number")
         if self.pooling is not None:
-            check_one_of(self.name, "pooling", self.pooling, ("average", "max"))
+            check_one_of(f"score {self.name}", "pooling", self.pooling, ("average", "max"))
 
     def rows_needed(self, budget: int) -> int:
         """The window."""

@@ -6,7 +6,7 @@ from typing import ClassVar
 import torch
 
 from eviction.method import Cells, ContextAndQuestionRows, ContextRows, Score
-from eviction.scores.options import check_whole
+from eviction.options import check_whole
 
 
 @dataclass(frozen=True)
@@ -28,7 +28,7 @@ class StreamingLLM(Score):
 
     def __post_init__(self) -> None:
         """Raises BadInput for options that mean nothing."""
-        check_whole(self.name, "sinks", self.sinks, least=0)
+        check_whole(f"score {self.name}", "sinks", self.sinks, least=0)
 
     def rows_needed(self, budget: int) -> int:
         """None of them."""

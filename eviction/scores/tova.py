@@ -6,7 +6,7 @@ from typing import ClassVar
 import torch
 
 from eviction.method import Cells, ContextAndQuestionRows, ContextRows, Score
-from eviction.scores.options import check_one_of
+from eviction.options import check_one_of
 
 
 @dataclass(frozen=True)
@@ -30,7 +30,7 @@ class TOVA(Score):
 
     def __post_init__(self) -> None:
         """Raises BadInput for options that mean nothing."""
-        check_one_of(self.name, "heads", self.heads, ("all", "group"))
+        check_one_of(f"score {self.name}", "heads", self.heads, ("all", "group"))
 
     def rows_needed(self, budget: int) -> int:
         """The latest."""
