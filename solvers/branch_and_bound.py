@@ -64,7 +64,9 @@ def certify(
     if not 0 <= gap < 1:
         raise ValueError(f"gap = {gap}: expected 0 <= gap < 1")
     gap = max(gap, PROOF_GAP)
-    if not all(0 < rho <= 1 for rho in cascade) or any(below >= above for above, below in pairwise(cascade)):
+    if cascade is not CASCADE and (
+        not all(0 < rho <= 1 for rho in cascade) or any(below >= above for above, below in pairwise(cascade))
+    ):
         raise ValueError(f"cascade = {tuple(cascade)}: expected floors that fall, from at most 1 to above 0")
     if candidates is not None and mass_floor == 0 and node_limit is None and time_limit is None and not proof:
         return _certify_candidates(row, s, gap, candidates)

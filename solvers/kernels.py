@@ -29,12 +29,17 @@ FEW_KEYS = 64  # among so few keys there is little to fix: a relaxation ends at 
 POLISHING = 10  # steps at most; each but the last lowers |x|
 MOST_STEPS = 60  # oracle calls per node
 LEAF_SUBSETS = 400  # a node with at most so many completions is enumerated: that costs no more than a relaxation
+MOST_FEW = 64  # so many keys at most are searched by the products of their steps
+PRODUCT_ROWS = 300  # there, a node is enumerated that has at most so many rows of completions: 20 ns or so each
+SHARP = 0.01  # products serve where their rounding is below this share of the least |y_A|^2 of interest
+TOO_SHORT = 1e-3  # times tau: a shorter point of a relaxation has lost its direction, and cannot prune anyway
 FIXED_SHARE = 0.05  # solve a node's relaxation again if fixing removed more than this share of its free keys
 
 # Floating point. These decide, and are derived where they are used.
 U = 2.0**-53
 INFLATION = 1.0 + 1e-12  # covers the rounding of a computed norm of up to 4,096 entries
 ABSOLUTE = 1e-300  # added to every reach: covers products that underflow
+SQUARE_ABSOLUTE = 1e-290  # the same for sums of a_i . a_j
 
 # Records of a proof log; what each says is told at solvers.proof.
 BRANCH, FIX, PRUNE, MASS, LEAF = range(5)
@@ -1402,6 +1407,381 @@ def search(a, w, distances, start, target, gap, floor, least_mass, node_limit, d
     return stop, order[subset], error, tau, nodes, marks, reals
 
 
+# ----------------------------------------------------------------------------------------------------------------
+# Branch and bound among few keys
+
+
+@nb.njit(cache=True, error_model="numpy")
+def products_of(a):
+    """The Gram matrix of the steps, (n, n): a_i . a_j to within d u |a_i| |a_j|."""
+    n = a.shape[0]
+    products = np.empty((n, n))
+    for i in range(n):
+        for j in range(i + 1):
+            products[i, j] = dot(a[i], a[j])
+            products[j, i] = products[i, j]
+    return products
+
+
+@nb.njit(cache=True, error_model="numpy")
+def best_completion_by_products(
+    a, w, products, kept, n_kept, free, n_free, r, drift, best, best_set, last, square, mass, cost, pair, b
+):
+    """best_completion() by the products a_i . a_j of the steps: a subset costs a few operations instead of d.
+
+    The fewer keys are picked: the r to keep, b_j = a_j, or, of all free ones, the n_free - r to leave out, b_j = -a_j;
+    at least two, at most n_free - 2. With y the sum before any pick,
+
+        |y + sum b_j|^2 = |y|^2 + sum_j (|b_j|^2 + 2 b_j.y) + sum_{i < j} 2 b_i.b_j,
+
+    depth first: a pick adds its row of 2 b_i.b_j to the costs of the free keys before it. `drift` is what rounding may
+    take from such a square; a subset whose square could be below the best one's within that is summed from its own
+    steps, so the answer is that of best_completion(). Work space: last (n,), square (n,), mass (n,), cost (n, n),
+    pair (n, n), b (n,), the signed weights. Updates best_set in place; returns the least error (at most `best`).
+    """
+    sign, picks = (1.0, r) if 2 * r <= n_free else (-1.0, n_free - r)
+    square[0], mass[0] = 0.0, 0.0
+    for k in range(n_kept):
+        along = 0.0
+        for i in range(n_kept):
+            along += products[kept[k], kept[i]]
+        square[0] += along  # row by row: no term goes through more than 2 n additions
+        mass[0] += w[kept[k]]
+    for t in range(n_free):
+        j, along = free[t], 0.0
+        for k in range(n_kept):
+            along += products[j, kept[k]]
+        for i in range(n_free):
+            pair[t, i] = 2.0 * products[j, free[i]]
+        b[t] = sign * w[j]
+        if sign < 0.0:
+            rest = 0.0
+            for i in range(n_free):
+                rest += products[j, free[i]]
+            square[0] += 2.0 * along + rest
+            mass[0] += w[j]
+            along += rest
+        cost[0, t] = products[j, j] + sign * 2.0 * along
+    trial, total = np.empty(n_kept + r, np.int64), np.empty(a.shape[1])
+    limit = (best * INFLATION) ** 2
+    level, last[0] = 0, n_free
+    while level >= 0:
+        last[level] -= 1
+        t = last[level]
+        if t < picks - 1 - level:  # too few are left to pick
+            level -= 1
+            continue
+        square_t, mass_t, row, added = square[level] + cost[level, t], mass[level] + b[t], cost[level], pair[t]
+        if level < picks - 2:
+            level += 1
+            square[level], mass[level], last[level] = square_t, mass_t, t
+            longer = cost[level]
+            for i in range(t):
+                longer[i] = row[i] + added[i]
+            continue
+        for i in range(t):
+            whole = mass_t + b[i]
+            if square_t + (row[i] + added[i]) < limit * whole * whole + drift:
+                trial[:n_kept] = kept[:n_kept]
+                m = n_kept
+                for k in range(n_free):
+                    picked = k == i
+                    for q in range(level + 1):
+                        picked = picked or k == last[q]
+                    if picked == (sign > 0.0):
+                        trial[m] = free[k]
+                        m += 1
+                error = error_of(a, w, trial, total)
+                if error < best:
+                    best = error
+                    best_set[:] = trial
+                    limit = (best * INFLATION) ** 2
+    return best
+
+
+@nb.njit(cache=True, error_model="numpy")
+def square_rounding(reach, d):
+    """What rounding may take from |y_A|^2 as best_completion_by_products() has it, less (best p(A))^2 (ours).
+
+    With M the sum of reaches, no sum has terms a_i . a_j of more than 4 M^2 in size altogether; each is off by d u of
+    itself and goes through at most 4 n additions: 4 (d + 4 n + 4) u M^2. Masses are off by 4 n u of the sum of weights,
+    which times the best error is at most M: 9 n u M^2. A sum of the subset's own steps may lie n u M below |y_A|: 3 n u
+    M^2.
+    """
+    whole = 0.0
+    for j in range(reach.shape[0]):
+        whole += reach[j]
+    return 32.0 * (reach.shape[0] + d + 8) * U * whole * whole + SQUARE_ABSOLUTE
+
+
+@nb.njit(cache=True, error_model="numpy")
+def compatible(size, kept, n_kept, free, n_free, beta, alongs, shares, gram, known):
+    """Leave in the corral the means that keep all kept keys and, besides, free ones only; the new size."""
+    n = shares.shape[1]
+    k = 0
+    while k < size:
+        held, members, fits = 0, 0, True
+        for i in range(n_kept):
+            fits = fits and shares[k, kept[i]] > 0.0
+        for t in range(n_free):
+            held += shares[k, free[t]] > 0.0
+        for j in range(n):
+            members += shares[k, j] > 0.0
+        if fits and held + n_kept == members:
+            k += 1
+        else:
+            size = leave(k, size, beta, alongs, shares, gram, known)
+    normalise(beta, size)
+    return size
+
+
+@nb.njit(cache=True, error_model="numpy")
+def take_least(value, n, r, places, taken):
+    """taken[t] = whether value[t] is among the r least of value[:n]; `places` (n,) is work space."""
+    sign, m = (1.0, r) if 2 * r <= n else (-1.0, n - r)  # the fewer are picked: the least, or the largest
+    found = 0
+    for t in range(n):
+        taken[t] = sign < 0.0
+        if found < m:
+            i = found
+            found += 1
+        elif m > 0 and sign * value[t] < sign * value[places[m - 1]]:
+            i = m - 1
+        else:
+            continue
+        while i > 0 and sign * value[places[i - 1]] > sign * value[t]:
+            places[i] = places[i - 1]
+            i -= 1
+        places[i] = t
+    for i in range(m):
+        taken[places[i]] = sign > 0.0
+
+
+@nb.njit(cache=True, error_model="numpy")
+def branch_and_bound_few(a, w, products, reach, start, error, gap, floor, node_limit):
+    """branch_and_bound() without a mass floor, target, clock or log, for few keys with sharp products a_i . a_j.
+
+    Here the relaxation steers by the products alone. A vector x = sum_j share_j a_j is known by its shares and by
+    along_j = a_j . x, so a step of Wolfe's method costs a few operations per key and point, not d. Its rounding decides
+    nothing: where f looks to be 0 or more, z = x / |x| is summed from the steps, and the bound and the fixing rule of
+    branch_and_bound() are computed from z and the steps as there. Each lower estimate of z.a_j - tau w_j holds and is
+    at most (1 + 2 slack) reach_j in size, so a sum of s of them is off by at most s u times the sum of their reaches.
+
+    Returns (DONE or OUT_OF_NODES; subset; its error; tau; nodes).
+    """
+    n, d = a.shape
+    s = start.shape[0]
+    room, depth = min(d, n) + 2, s + 4
+    slack = (d + 8) * U
+    best, best_set = error, start.copy()
+    tau = (1.0 - gap) * best
+    stack_free, stack_n_free = np.empty((depth, n), np.int64), np.zeros(depth, np.int64)
+    stack_kept, stack_n_kept = np.empty((depth, s), np.int64), np.zeros(depth, np.int64)
+    stack_size, stack_beta = np.zeros(depth, np.int64), np.empty((depth, room))
+    stack_shares, stack_along = np.empty((depth, room, n)), np.empty((depth, room, n))
+    beta, alongs, _, gram, factor, known, u = workspace(room, n, 0)
+    shares = np.empty((room, n))
+    share, along, share_best, z, total = np.empty(n), np.empty(n), np.empty(n), np.empty(d), np.empty(d)
+    low, places, taken = np.empty(n), np.empty(n, np.int64), np.empty(n, np.bool_)
+    last, square_at, mass_at = np.empty(n, np.int64), np.empty(n), np.empty(n)
+    cost, pair = np.empty((n, n)), np.empty((n, n))
+    trial = np.empty(s, np.int64)
+
+    stack_free[0] = np.arange(n)
+    stack_n_free[0] = n
+    top, nodes = 1, 0
+    while top > 0 and best > floor:
+        if nodes >= node_limit:
+            return OUT_OF_NODES, best_set, best, tau, nodes
+        top -= 1
+        nodes += 1
+        n_free, n_kept, size = stack_n_free[top], stack_n_kept[top], stack_size[top]
+        free, kept = stack_free[top].copy(), stack_kept[top].copy()
+        for k in range(size):
+            beta[k] = stack_beta[top, k]
+            shares[k] = stack_shares[top, k]
+            alongs[k] = stack_along[top, k]
+            for i in range(k + 1):
+                gram[k, i] = dot(shares[k], alongs[i])
+                gram[i, k] = gram[k, i]
+        known[0] = 0.0
+        closed = True
+        while True:  # bound, fix, and again if fixing changed anything; every break but the last closes the node
+            r = s - n_kept
+            if n_free < r:
+                break
+            if r == 0:
+                e = error_of(a, w, kept, total)
+                if e < best:
+                    best, tau = e, (1.0 - gap) * e
+                    best_set[:] = kept
+                break
+            picks = min(r, n_free - r)
+            if picks < 2 or few_subsets(n_free - 1, picks - 1, PRODUCT_ROWS):
+                if picks < 2:
+                    e, _ = best_completion(a, w, kept, n_kept, free, n_free, r, 0.0, best, best_set, total, z)
+                else:
+                    e = best_completion_by_products(
+                        a,
+                        w,
+                        products,
+                        kept,
+                        n_kept,
+                        free,
+                        n_free,
+                        r,
+                        square_rounding(reach, d),
+                        best,
+                        best_set,
+                        last,
+                        square_at,
+                        mass_at,
+                        cost,
+                        pair,
+                        low,
+                    )
+                if e < best:
+                    best, tau = e, (1.0 - gap) * e
+                break
+
+            # Relaxation: the least-norm point of the hull of the kept means, until it prunes or cannot.
+            f_best = -np.inf
+            for _ in range(MOST_STEPS):
+                if size > 0:
+                    size = minor_cycles(size, beta, alongs, shares, gram, factor, known, u)
+                    combine(size, beta, alongs, along)
+                    combine(size, beta, shares, share)
+                    square = dot(share, along)
+                    if not square > (TOO_SHORT * tau) ** 2 or (square < tau * tau and f_best > -np.inf):
+                        break
+                    length = math.sqrt(square)
+                    f = 0.0
+                    for k in range(n_kept):
+                        f += along[kept[k]] / length - tau * w[kept[k]]
+                    for t in range(n_free):
+                        low[t] = along[free[t]] / length - tau * w[free[t]]
+                    take_least(low, n_free, r, places, taken)
+                    for t in range(n_free):
+                        f += low[t] if taken[t] else 0.0
+                    if f > f_best:
+                        f_best = f
+                        share_best[:] = share
+                    if f >= 0.0:
+                        break
+                else:
+                    for t in range(n_free):
+                        taken[t] = t < r
+                if size == room:
+                    break
+                m, whole = n_kept, 0.0
+                trial[:m] = kept[:m]
+                for t in range(n_free):
+                    if taken[t]:
+                        trial[m] = free[t]
+                        m += 1
+                for j in trial:
+                    whole += w[j]
+                shares[size, :] = 0.0
+                alongs[size, :] = 0.0
+                for j in trial:
+                    shares[size, j] = 1.0 / whole
+                    for i in range(n):
+                        alongs[size, i] += products[j, i]
+                for i in range(n):
+                    alongs[size, i] /= whole
+                for k in range(size + 1):
+                    gram[size, k] = dot(shares[size], alongs[k])
+                    gram[k, size] = gram[size, k]
+                if gram[size, size] < best * best:  # the selection is a subset like any other
+                    e = error_of(a, w, trial, total)
+                    if e < best:
+                        best, tau = e, (1.0 - gap) * e
+                        best_set[:] = trial
+                if size > 0 and dot(share, alongs[size]) >= square * (1.0 - FACE_TOLERANCE):
+                    break
+                beta[size] = 1.0 if size == 0 else 0.0
+                size += 1
+
+            # The bound and the fixing rule with the best z, from the steps.
+            if f_best > -np.inf:
+                z[:] = 0.0
+                for j in range(n):
+                    if share_best[j] != 0.0:
+                        for i in range(d):
+                            z[i] += share_best[j] * a[j, i]
+                length = math.sqrt(dot(z, z)) * INFLATION
+                for i in range(d):  # a length whose square is denormal is not known well enough for |z| <= 1
+                    z[i] = z[i] / length if length > 1e-140 else 0.0
+                f, sizes = 0.0, 0.0
+                for k in range(n_kept):
+                    j = kept[k]
+                    f += dot(a[j], z) - tau * w[j] - slack * reach[j]
+                    sizes += reach[j]
+                for t in range(n_free):
+                    j = free[t]
+                    low[t] = dot(a[j], z) - tau * w[j] - slack * reach[j]
+                take_least(low, n_free, r, places, taken)
+                largest_in, least_out = -np.inf, np.inf
+                for t in range(n_free):
+                    if taken[t]:
+                        f += low[t]
+                        sizes += reach[free[t]]
+                        largest_in = max(largest_in, low[t])
+                    else:
+                        least_out = min(least_out, low[t])
+                margin = (s + 20) * U * (sizes + 2.0 * reach[free[0]])
+                if f >= margin:
+                    break
+                before, m = n_free, 0
+                for t in range(before):
+                    j = free[t]
+                    if taken[t] and f - low[t] + least_out >= margin:
+                        kept[n_kept] = j
+                        n_kept += 1
+                    elif taken[t] or f - largest_in + low[t] < margin:
+                        free[m] = j
+                        m += 1
+                n_free = m
+                if n_free < before:
+                    size = compatible(size, kept, n_kept, free, n_free, beta, alongs, shares, gram, known)
+                    continue
+            closed = False
+            break
+        if closed:
+            continue
+
+        # Branch on the key of largest reach that the relaxation splits (the first free key if it splits none).
+        at = 0
+        for t in range(n_free):
+            part = 0.0
+            for k in range(size):
+                part += beta[k] if shares[k, free[t]] > 0.0 else 0.0
+            if VANISHING < part < 1.0 - VANISHING:
+                at = t
+                break
+        key = free[at]
+        for keeps in (False, True):
+            stack_free[top, :at] = free[:at]
+            stack_free[top, at : n_free - 1] = free[at + 1 : n_free]
+            stack_n_free[top] = n_free - 1
+            stack_kept[top, :n_kept] = kept[:n_kept]
+            stack_n_kept[top] = n_kept
+            if keeps:
+                stack_kept[top, n_kept] = key
+                stack_n_kept[top] += 1
+            m = 0
+            for k in range(size):
+                if (shares[k, key] > 0.0) == keeps:
+                    stack_beta[top, m] = beta[k]
+                    stack_shares[top, m] = shares[k]
+                    stack_along[top, m] = alongs[k]
+                    m += 1
+            stack_size[top] = m
+            normalise(stack_beta[top], m)
+            top += 1
+    return DONE, best_set, best, tau, nodes
+
+
 @nb.njit(
     nb.types.Tuple((COUNT, FOUND, REAL, REAL, COUNT))(MATRIX, VECTOR, VECTOR, REAL, KEYS, COUNT, REAL, REAL, COUNT),
     cache=True,
@@ -1410,12 +1790,40 @@ def search(a, w, distances, start, target, gap, floor, least_mass, node_limit, d
 def search_candidates(steps, weights, distances, unit, keys, s, gap, floor, node_limit):
     """search among some keys of a row without a mass floor, from swaps of the heaviest: one call for a small problem.
 
+    Few keys whose products are sharp, as those of a candidate set nearly always are, go to branch_and_bound_few(). Both
+    searches ask for a reach of at least |a_j| + T w_j, T at least the error they start from: that is the heaviest keys'
+    or less, but for the order in which it is summed, which `floor` (of a computed error's rounding or more) covers.
     Returns (why it stopped, subset as sorted keys of the row, its error, tau, nodes).
     """
-    a, w = steps[keys], weights[keys]
+    total = np.empty(steps.shape[1])
+    w = weights[keys]
     heaviest = np.argsort(-w, kind="mergesort")[:s]
-    start, _, _ = balance(a, w, heaviest, 0.0, np.inf)
-    stop, subset, error, tau, nodes, _, _ = search(
-        a, w, distances[keys] / unit, start, 0.0, gap, floor, 0.0, node_limit, np.inf, keys, False
+    largest = error_of(steps, weights, keys[heaviest], total) + 2.0 * floor
+    reach = (w * distances[keys] / unit + largest * w) * INFLATION + ABSOLUTE
+    order = np.argsort(-reach, kind="mergesort")
+    place = np.empty_like(order)
+    place[order] = np.arange(order.shape[0])
+    start = place[heaviest]
+    names, reach = keys[order], reach[order]
+    a, w = steps[names], weights[names]
+    if w.shape[0] <= MOST_FEW:
+        products = products_of(a)
+        subset = start.copy()
+        inside, moved = np.zeros(w.shape[0], np.bool_), np.empty(w.shape[0])
+        inside[start] = True
+        best_swaps(products, w, subset, inside, moved, 0.0)
+        error = error_of(a, w, start, total)
+        swapped = error_of(a, w, subset, total)
+        if swapped < error:
+            start, error = subset, swapped
+        least_mass = np.sort(w)[:s].sum()
+        if square_rounding(reach, a.shape[1]) <= SHARP * (error * least_mass) ** 2:
+            stop, subset, error, tau, nodes = branch_and_bound_few(
+                a, w, products, reach, start, error, gap, floor, node_limit
+            )
+            return stop, np.sort(names[subset]), error, tau, nodes
+    start, error, _ = balance(a, w, start, 0.0, np.inf)
+    stop, subset, error, tau, nodes, _, _ = branch_and_bound(
+        a, w, reach, start, error, 0.0, gap, floor, 0.0, node_limit, np.inf, names, False
     )
-    return stop, keys[np.sort(subset)], error, tau, nodes
+    return stop, np.sort(names[subset]), error, tau, nodes
