@@ -23,7 +23,7 @@ CERTIFY = $(call option,--manifest,MANIFEST) $(call option,--model,MODEL) $(call
 	$(call option,--time-limit,TIME_LIMIT) $(call option,--workers,WORKERS) $(if $(PROOF),--proof) \
 	$(if $(REPLAY_ALL),--replay-all)
 
-.PHONY: all setup help capture enumerate certify analysis figures report audit models test test-long lint bench hardness \
+.PHONY: all setup help capture enumerate certify analysis figures report audit calibrate models test test-long lint bench hardness \
 	clean distclean
 
 all: setup
@@ -49,6 +49,7 @@ help:
 	@echo "make analysis figures report   tables, pictures, the page (OUT= another folder than out)"
 	@echo "make audit                     what every eviction method really holds in a model, and what that buys; then make report"
 	@echo "                               MODEL= CHECKPOINT= BUDGET= PROMPTS= LENGTH= BATCH= SEED= DEVICE= DTYPE= PEER=1"
+	@echo "make calibrate MODEL=qwen OUT_FILE=out/qwen.safetensors   statistics of a model's queries, for the score triattention"
 	@echo "make hardness                  the NP-hardness reductions, shown and checked (SEED=)"
 	@echo "make bench                     speed, side by side in one run"
 	@echo "make peers                     kvpress 0.5.5 in an environment of its own, .venv-kvpress (1.4 GB)"
@@ -99,6 +100,12 @@ audit: setup
 	@$(PY) -m eviction audit $(AUDIT)
 	@$(if $(PEER),$(PY) -m eviction audit $(AUDIT) --ask-peer && .venv-kvpress/bin/python peers/kvpress/audit.py \
 		data/audit/kvpress-question.json data/audit/kvpress-answer.json)
+
+calibrate: setup
+	@$(if $(OUT_FILE),,echo "make calibrate: set OUT_FILE, such as OUT_FILE=out/qwen.safetensors" >&2; exit 2;) \
+	$(PY) -m eviction calibrate --out "$(OUT_FILE)" $(call option,--model,MODEL) $(call option,--checkpoint,CHECKPOINT) \
+		$(foreach file,$(TEXT),--text "$(file)") $(call option,--docs,DOCS) $(call option,--length,LENGTH) \
+		$(call option,--device,DEVICE) $(call option,--dtype,DTYPE)
 
 hardness: setup
 	@$(PY) -m solvers.reductions $(call option,--seed,SEED)

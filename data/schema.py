@@ -483,6 +483,32 @@ AUDIT = Table(
     },
 )
 
+LOSS = Table(
+    "loss",
+    1,
+    "a document of a model under one rule (and draw of cells): its loss when every head attends to s keys a row",
+    {
+        **_MODEL,
+        "doc_id": _DOCUMENT["doc_id"],
+        "rule": Column(
+            TEXT,
+            "",
+            "dense: nothing dropped; top_mass, balancing, optimal_pool, optimal_half: in every cell;"
+            " balancing_flat, balancing_random: in the flat cells, in as many random ones, top_mass in the others",
+        ),
+        **_BUDGET,
+        "draw": Column(SMALL, "1", "number of the draw of random cells, from 0; null: not random", nullable=True),
+        "nats_per_token": Column(REAL, "nats", "mean cross-entropy of the tokens that rows from 64 on predict"),
+        "tokens": Column(SMALL, "tokens", "tokens that were predicted"),
+        "rows": Column(COUNT, "rows", "attention rows of all heads that see more than s keys and were restricted"),
+        "searched_rows": Column(COUNT, "rows", "those of them whose keys were chosen otherwise than by top-mass"),
+        "proved_rows": Column(COUNT, "rows", "those whose choice is proved the best of what was searched"),
+        "cells": Column(SMALL, "1", "cells (layer, query head) in which the rule chooses otherwise than top-mass"),
+        "all_cells": Column(SMALL, "1", "cells of the model"),
+        "seconds": Column(REAL, "s", "the pass over the document, all choices included"),
+    },
+)
+
 TABLES = {
     table.name: table
     for table in (
@@ -504,5 +530,6 @@ TABLES = {
         MASS_FLOORS,
         PROVED,
         AUDIT,
+        LOSS,
     )
 }

@@ -100,6 +100,14 @@ class Store:
         """Every audit file, sorted."""
         return sorted((self.root / "audit").glob("*.parquet"))
 
+    def loss(self, model: str) -> Path:
+        """What restricting every head to s keys costs one model."""
+        return self.root / "loss" / f"{model}.parquet"
+
+    def loss_files(self) -> list[Path]:
+        """Every loss file, sorted."""
+        return sorted((self.root / "loss").glob("*.parquet"))
+
     def peer_question(self) -> Path:
         """The prompts of the audit, as another program is asked to run them."""
         return self.root / "audit" / "kvpress-question.json"

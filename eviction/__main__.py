@@ -1,6 +1,5 @@
-"""The command line of eviction: `python -m eviction list`, `python -m eviction audit`."""
+"""The command line of eviction: `python -m eviction list`, `audit`, `calibrate`."""
 
-import dataclasses
 from pathlib import Path
 from typing import Annotated
 
@@ -8,12 +7,13 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from capture import checkpoints
+from capture import checkpoints, documents
 from capture.families import FAMILIES
 from data import BadInput, Store
 from data.command_line import app, run
 from eviction import audit as audits
-from eviction.method import Allocator, Score, Selector, listed
+from eviction import listing
+from eviction.calibration import calibrated
 
 ROOT = Store().root
 
@@ -21,17 +21,20 @@ application = app("Eviction inside a model: what there is, and what each method 
 
 
 @application.command("list")
-def names() -> None:
+def names(
+    as_markdown: Annotated[bool, typer.Option("--markdown", help="As the table of the README.")] = False,
+) -> None:
     """Every score, allocator and selector that can be named, with its options and its source."""
+    if as_markdown:
+        print(listing.markdown(), end="")
+        return
+    table = Table()
+    for heading in ("", "name", "options", "source"):
+        table.add_column(heading, overflow="fold")
+    for part in listing.parts():
+        table.add_row(*part)
     console = Console()
-    for title, parts in (("score", listed(Score)), ("allocator", listed(Allocator)), ("selector", listed(Selector))):
-        table = Table(title=f"{title}s", title_justify="left")
-        for heading in (title, "options", "source"):
-            table.add_column(heading, overflow="fold")
-        for name, part in parts.items():
-            options = [f"{field.name.strip('_')}={field.default}" for field in dataclasses.fields(part)]  # type: ignore[arg-type]
-            table.add_row(name, ", ".join(options), part.source)
-        console.print(table)
+    console.print(table)
     console.print("Options go with the name: snapkv:variant=kvpress,window=16")
 
 
@@ -60,6 +63,26 @@ def audit(
         print(audits.ask_peer(Store(data), sources, request))
     else:
         audits.audit(Store(data), sources, request)
+
+
+@application.command()
+def calibrate(
+    out: Annotated[Path, typer.Option(help="File of the statistics, .safetensors.")],
+    model: Annotated[str, typer.Option(help=f"Family: {', '.join(FAMILIES)}; or --checkpoint.")] = "",
+    checkpoint: Annotated[str | None, typer.Option(help="A Hub name, a folder or a .gguf file.")] = None,
+    text: Annotated[
+        list[Path], typer.Option(help="Text file, or folder of *.txt; may be repeated.", show_default="Austen")
+    ] = [audits.TEXT],  # noqa: B006  typer reads it and copies it
+    docs: Annotated[int, typer.Option(help="Documents: non-overlapping stretches of the text.")] = 8,
+    length: Annotated[int | None, typer.Option(help="Tokens of a document.", show_default="the model's record")] = None,
+    skip: Annotated[int, typer.Option(help="First tokens of a document that are not counted.")] = 0,
+    device: Annotated[str, typer.Option(help="Device, as torch names it.")] = "cpu",
+    dtype: Annotated[str, typer.Option(help="float32, bfloat16 or float16.")] = "float32",
+) -> None:
+    """Write the query statistics that the score triattention needs: score="triattention:statistics=FILE"."""
+    source = checkpoints.find(model or None, checkpoint)
+    calibrated(source, documents.text_files(text), docs, length, device, dtype, skip).save(out)
+    print(f"{out}: written")
 
 
 def _numbers(text: str) -> tuple[int, ...]:

@@ -10,7 +10,7 @@ import json
 import statistics
 import time
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -26,10 +26,13 @@ from data import BadInput, Provenance, Store
 from data.command_line import track
 from data.schema import AUDIT
 from data.store import CHECKOUT, code_digest, is_current, sha256, write, write_text
+from eviction.calibration import calibrated
 from eviction.method import Reconstruction, Score, listed, named
 from eviction.ragged import Storage
 from eviction.replay import Recording, recorded, replayed
 from eviction.run import Run, evict
+from eviction.scores.kvzip import KVzip
+from eviction.scores.triattention import TriAttention
 from eviction.tasks.needle import Needle, needles
 
 COMMAND = "eviction audit"
@@ -40,6 +43,7 @@ PEER_PRESSES = (  # kvpress's names of the methods that are audited here too
 )
 TEXT = CHECKOUT / "data" / "text" / "austen-heldout.txt"
 FULL_CACHE = "full cache"
+CALIBRATION_DOCUMENTS = 4  # of the length of a prompt
 
 
 @dataclass(frozen=True)
@@ -65,6 +69,9 @@ COMBINATIONS = (
     Method("snapkv+contour, padded", "snapkv", "contour", storage="padded"),
     Method("snapkv+random", "snapkv", "random"),
     Method("snapkv+alpha", "snapkv", "uniform", "alpha"),
+    Method("kvzip+contour", "kvzip", "contour"),
+    Method("triattention+shared", "triattention", "uniform", "shared"),
+    Method("triattention+alpha", "triattention", "uniform", "alpha:score_scale=raw"),
 )
 
 
@@ -178,11 +185,12 @@ def _audited(source: Source, request: Request) -> pl.DataFrame:
     """Table audit of one model."""
     prompts = _prompts(source, request)
     model = checkpoints.load_causal(source, request.device, request.dtype)
+    scores = _prepared(source, request)
     tallies: dict[_Row, _Tally] = defaultdict(_Tally)
     left_out: dict[_Row, str] = {}
     starts = range(0, len(prompts), request.batch)
     for start in track(starts, len(starts), source.label):
-        _run_batch(model, prompts[start : start + request.batch], request.budgets, tallies, left_out)
+        _run_batch(model, prompts[start : start + request.batch], request.budgets, scores, tallies, left_out)
     for row, why in left_out.items():
         print(f"{source.label}: {row.method.name} at {row.budget} left out ({why})")
     rows = [
@@ -228,6 +236,7 @@ def _run_batch(
     model: PreTrainedModel,
     batch: Sequence[Needle],
     budgets: Sequence[int],
+    scores: Mapping[str, Score],
     tallies: dict[_Row, _Tally],
     left_out: dict[_Row, str],
 ) -> None:
@@ -243,7 +252,7 @@ def _run_batch(
                 if row in left_out:
                     continue
                 try:
-                    _run(model, batch, own, row, tallies[row], dense)
+                    _run(model, batch, own, row, scores.get(method.score or ""), tallies[row], dense)
                 except BadInput as error:
                     if method.score is None:  # the model itself is at fault, not a method's budget
                         raise
@@ -252,16 +261,25 @@ def _run_batch(
 
 
 def _run(
-    model: PreTrainedModel, batch: Sequence[Needle], recording: Recording, row: _Row, tally: _Tally, dense: float
+    model: PreTrainedModel,
+    batch: Sequence[Needle],
+    recording: Recording,
+    row: _Row,
+    prepared: Score | None,
+    tally: _Tally,
+    dense: float,
 ) -> None:
-    """One method on one batch: read the context (or the whole prompt), evict, measure, answer."""
+    """One method on one batch: read the context (or the whole prompt), evict, measure, answer.
+
+    prepared: the method's score, where its name alone does not make it.
+    """
     method, size = row.method, len(batch)
     context = torch.tensor([needle.context for needle in batch], device=model.device)
     question = torch.tensor([needle.question for needle in batch], device=model.device)
     answer = len(batch[0].answer)
     with evict(
         model,
-        score=method.score,
+        score=prepared or method.score,
         allocator=method.allocator,
         selector=method.selector,
         budget=row.budget,
@@ -295,6 +313,20 @@ def _run(
     tally.hits += sum(needle.hit(said) for needle, said in zip(batch, tokens.tolist(), strict=True))
     tally.measured.append(found)
     tally.sizes.append(size)
+
+
+def _prepared(source: Source, request: Request) -> dict[str, Score]:
+    """The scores that need more than a name: words of the model's own, or statistics of its queries.
+
+    TriAttention is calibrated on documents of the text that the prompts' prose is from: its statistics know the prose,
+    not the needles.
+    """
+    length = min(request.length, source.length)
+    queries = calibrated(source, [request.text], CALIBRATION_DOCUMENTS, length, request.device, request.dtype)
+    return {
+        KVzip.name: KVzip.asking(checkpoints.load_tokenizer(source)),
+        TriAttention.name: TriAttention(statistics=queries),
+    }
 
 
 def _reads_again(method: Method) -> bool:

@@ -240,7 +240,10 @@ def rows_of(
     """The query rows of a pass at their true positions: query (B, H, T, d)."""
     padding = cache.padding
     positions = padding.positions(queries.slots.expand(query.shape[0], -1))
-    first = padding.positions(queries.first.clamp(max=padding.slots - 1))
+    slots = queries.first.clamp(max=padding.slots - 1)
+    first = padding.positions(slots)
+    if padding.real is not None:  # a slot of padding has the position of the token before it: the next one is seen
+        first = first + (~padding.real.gather(1, slots)).long()
     if queries.real is not None:
         positions = torch.where(queries.real, positions, -1)
     return kind(query, positions, first, scale, softcap)

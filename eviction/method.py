@@ -152,7 +152,7 @@ class Score(ABC):
 
 @dataclass(frozen=True)
 class Replay:
-    """Tokens that are fed after a context, to see what they attend to: `lead`, then its slots start to end again."""
+    """Tokens that are fed after a context, to see what they attend to: `lead`, then its tokens start to end again."""
 
     lead: tuple[int, ...]
     start: int
@@ -168,7 +168,7 @@ class Reconstruction(Score):
 
     @abstractmethod
     def replays(self, ids: torch.Tensor) -> Sequence[Replay]:
-        """What to feed after a context of ids (B, N), the same for all sequences of the batch."""
+        """What to feed after a context of one sequence's tokens, ids (n,) without padding."""
 
     @abstractmethod
     def observe(self, cells: Cells, rows: Rows, spans: Sequence[tuple[int, int]]) -> None:

@@ -19,7 +19,16 @@ from eviction.budget import Account, Budget, as_budget
 from eviction.cadence import Decode, refuse_pinned
 from eviction.compression import AnyRows, Compressor, Method, no_rows, rows_of
 from eviction.ledger import Ledger, Phase, Step
-from eviction.method import Allocator, ContextAndQuestionRows, ContextRows, Reconstruction, Score, Selector, named
+from eviction.method import (
+    Allocator,
+    ContextAndQuestionRows,
+    ContextRows,
+    Reconstruction,
+    Replay,
+    Score,
+    Selector,
+    named,
+)
 from eviction.ragged import LayerShape, LayerState, Padding, Page, RaggedCache, Storage, padded, page_of
 from eviction.rotary import rotary_of
 from eviction.support import CACHE_NAMES, decoder_of, layer_shapes, output_weight_of, takes
@@ -478,17 +487,19 @@ class Run:
         ids = torch.cat(self._text, dim=1)
         real = torch.ones_like(ids, dtype=torch.bool) if cache.padding.real is None else cache.padding.real
         pads = (~real).sum(1).tolist()
-        for replay in score.replays(ids):
+        plans = [score.replays(line[pad:]) for line, pad in zip(ids, pads, strict=True)]
+        for number_of_pass in range(max(map(len, plans))):
             layers, padding = [layer.state() for layer in cache.layers], cache.padding.copy()
-            lines = []
-            for line, pad in zip(ids, pads, strict=True):  # padding first, then the request, then the part
-                part = line[max(replay.start, min(pad, replay.end)) : replay.end]
+            lines, self._replay = [], []
+            for line, pad, plan in zip(ids, pads, plans, strict=True):  # a sequence that is done is fed padding
+                replay = plan[number_of_pass] if number_of_pass < len(plan) else Replay((), 0, 0)
+                part = line[pad + replay.start : pad + replay.end]
                 lines.append(torch.cat([part.new_tensor(replay.lead), part]))
+                self._replay.append((replay.start, replay.end))
             width = max(len(line) for line in lines)
             block = torch.stack([torch.nn.functional.pad(line, (width - len(line), 0)) for line in lines])
             fed = torch.stack([torch.arange(width, device=ids.device) >= width - len(line) for line in lines])
             whole = torch.cat([real, fed], dim=1)
-            self._replay = [(max(0, replay.start - pad), max(0, replay.end - pad)) for pad in pads]
             self._broken = ""  # the pass that calls this has ended but for its eviction
             try:
                 decoder(

@@ -10,7 +10,7 @@ import polars as pl
 from matplotlib.figure import Figure
 
 from data import published
-from data.schema import AUDIT, Table
+from data.schema import AUDIT, LOSS, Table
 from data.store import Store, code_digest, read, sha256, write_bytes, write_text
 from figures import (
     audit,
@@ -18,6 +18,7 @@ from figures import (
     certified_ceiling,
     flat_map,
     hardness,
+    loss,
     mass_floor,
     penalty,
     proved,
@@ -64,13 +65,16 @@ PICTURES = tuple(
         ("proved", proved, True),
         ("hardness", hardness, True),
         ("audit", audit, True),
+        ("loss", loss, True),
     )
 )
 
 
 def files(store: Store, table: Table) -> list[Path]:
-    """The files of a table that are there: one of the analysis, or one per model of the audit."""
-    return store.audit_files() if table is AUDIT else [path for path in (store.fit(table.name),) if path.is_file()]
+    """The files of a table that are there: one of the analysis, or one per model of the audit and of the loss."""
+    if table is AUDIT:
+        return store.audit_files()
+    return store.loss_files() if table is LOSS else [path for path in (store.fit(table.name),) if path.is_file()]
 
 
 def build(store: Store, folder: Path) -> list[str]:

@@ -19,7 +19,7 @@ from data import published
 from data.errors import BadInput
 from data.schema import CEILING, MAP, PENALTY, PREDICTOR, ROC, ROW_FACTS, ROWS, RULES, SUBSETS
 from data.store import Store, code_digest, digest_of, footer, sha256, write_text
-from figures import audit_page, certified, comparison, flat_map, own_rules, page_tables, style
+from figures import audit_page, certified, comparison, flat_map, loss, loss_page, own_rules, page_tables, style
 from figures import ceiling as ceiling_figure
 from figures.audit import audited
 from figures.build import PICTURES
@@ -82,6 +82,7 @@ CAPTIONS = {
         " grey line counts the subsets of half the keys. The worst case is exponential; captured rows are far from it.",
     ),
     audit_page.STEM: audit_page.CAPTION,
+    loss_page.STEM: loss_page.CAPTION,
     **certified.CAPTIONS,
 }
 NOTES = {
@@ -161,6 +162,17 @@ class Audit:
     published: page_tables.PageTable
 
 
+@dataclass(frozen=True)
+class Loss:
+    """The section on the model's loss: lines of text, the figure, every rule, ours beside published."""
+
+    about: list[str]
+    figure: Shown
+    note: str
+    rules: page_tables.PageTable
+    published: page_tables.PageTable
+
+
 def write_report(store: Store, out: Path) -> tuple[Path, bool]:
     """Write out/report.html unless it is current; returns its path and whether it was written.
 
@@ -183,7 +195,7 @@ def render(store: Store, figures: Path, mark: str = "") -> str:
     ceiling = style.in_order(tables["ceiling"], "s")
     resamples = _resamples(store)
     shown = {p.stem: _shown(store, figures, p.stem, tables) for p in PICTURES if p.applies(store)}
-    apart = (*certified.STEMS, HARDNESS, audit_page.STEM)
+    apart = (*certified.STEMS, HARDNESS, audit_page.STEM, loss_page.STEM)
     first, *more = _finding(tables)
     entries = gallery(store)
     environment = jinja2.Environment(
@@ -200,6 +212,7 @@ def render(store: Store, figures: Path, mark: str = "") -> str:
         certified=_certified(store, tables["certified"], shown),
         hardness=shown.get(HARDNESS),
         audit=_audit(store, shown),
+        loss=_loss(store, shown),
         own_rules=own_rules.own_rules(tables["rules"]),
         own_rules_note=" ".join([own_rules.NOTE, *own_rules.not_graded(tables["rules"])]),
         measured=measured(store, ceiling),
@@ -246,6 +259,20 @@ def _audit(store: Store, shown: Mapping[str, Shown]) -> Audit | None:
         audit_page.NOTE,
         audit_page.methods(found, answers),
         audit_page.beside_published(found),
+    )
+
+
+def _loss(store: Store, shown: Mapping[str, Shown]) -> Loss | None:
+    """The section on the model's loss; None if it was not measured."""
+    found = loss.table(store)
+    if found.is_empty():
+        return None
+    return Loss(
+        [loss_page.finding(found), *loss_page.about(found)],
+        shown[loss_page.STEM],
+        loss_page.NOTE,
+        loss_page.rules(found),
+        loss_page.beside_published(found),
     )
 
 
@@ -526,7 +553,9 @@ def _made_from(store: Store, figures: Path) -> str:
     """
     parts = [code_digest("data", "analysis", "figures"), sha256(TEMPLATE), sha256(published.PATH)]
     parts += [sha256(store.fit(table.name)) for table in FITS if store.fit(table.name).is_file()]
-    parts += [sha256(path) for path in (*store.audit_files(), store.peer_audit()) if path.is_file()]
+    parts += [
+        sha256(path) for path in (*store.audit_files(), store.peer_audit(), *store.loss_files()) if path.is_file()
+    ]
     parts += [sha256(path) for path in sorted(figures.glob("*.png"))]
     for table, paths in ((ROWS, store.row_files()), (SUBSETS, store.subset_files()), (ROW_FACTS, store.fact_files())):
         parts += [str(path) + json.dumps(footer(table, path), sort_keys=True) for path in paths]

@@ -19,8 +19,10 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 from data import BadInput
 from data.store import CHECKOUT
 from eviction import Decode, evict
-from eviction.compression import no_rows
-from eviction.method import Cells, Score, named
+from eviction.attention import Queries
+from eviction.compression import no_rows, rows_of
+from eviction.method import Cells, ContextRows, Score, named
+from eviction.ragged import LayerShape, RaggedCache
 from eviction.scores.kvzip import KVzip
 from tests.test_run import CONFIGS, TOLERANCE, Oracle, read, small_model
 from tests.test_scores import CASES, case_of, held_of, loop_weights
@@ -57,7 +59,7 @@ def lead_of(ids: torch.Tensor, start: int, chunk: int, asked: bool = True) -> li
     """The request ahead of the chunk from `start` on: the code's rule, with made-up words."""
     if not asked:
         return []
-    return [*BEFORE, *ids[0, max(start - 8, start - chunk) : start].tolist(), *AFTER] if start else list(FIRST)
+    return [*BEFORE, *ids[max(start - 8, start - chunk) : start].tolist(), *AFTER] if start else list(FIRST)
 
 
 @contextmanager
@@ -85,15 +87,14 @@ def oracle_scores(
         for _ in range(config.num_hidden_layers)
     ]
     for start in range(0, slots, chunk):
-        end = min(start + chunk, slots)
-        lead = lead_of(ids, start, chunk, asked)
-        width = len(lead) + max(end - max(start, min(pad, end)) for pad in pads)
+        again = [ids[b, pad + start : pad + start + chunk].tolist() for b, pad in enumerate(pads)]
+        leads = [lead_of(ids[b, pad:], start, chunk, asked) if again[b] else [] for b, pad in enumerate(pads)]
+        width = max(len(lead) + len(part) for lead, part in zip(leads, again, strict=True))
         lines, masks = [], []
         for b, pad in enumerate(pads):
-            again = ids[b, max(start, min(pad, end)) : end].tolist()
-            gap = width - len(lead) - len(again)
-            lines.append(ids[b].tolist() + [0] * gap + lead + again)
-            masks.append([0] * pad + [1] * (slots - pad) + [0] * gap + [1] * (len(lead) + len(again)))
+            gap = width - len(leads[b]) - len(again[b])
+            lines.append(ids[b].tolist() + [0] * gap + leads[b] + again[b])
+            masks.append([0] * pad + [1] * (slots - pad) + [0] * gap + [1] * (width - gap))
         mask = torch.tensor(masks)
         places = (mask.cumsum(-1) - 1).clamp(min=0)
         passed = {"attention_mask": mask, "position_ids": places, "use_cache": False, "output_attentions": True}
@@ -102,7 +103,7 @@ def oracle_scores(
         for layer, weights in enumerate(everything):
             for b, pad in enumerate(pads):
                 own = [slot for slot in range(slots, slots + width) if masks[b][slot]]
-                part = list(range(max(start, pad), max(end, pad)))
+                part = list(range(pad + start, pad + start + len(again[b])))
                 among = sorted({*range(pad, pad + sinks), *part, *own})
                 for head in range(config.num_attention_heads):
                     mine = scores[layer][b][head // group]
@@ -136,7 +137,7 @@ def assert_said(said: dict[int, Any], wanted: list[Any], sinks: int, tolerance: 
 @pytest.mark.parametrize("asked", [True, False])
 @pytest.mark.parametrize("name", [*CONFIGS, *(f"embedded_{x}" for x in EMBEDDED)])
 def test_scores_are_the_models_own_weights_on_a_replay(name: str, asked: bool) -> None:
-    """Several chunks, the last one short; of the second sequence padding fills the first chunk and part of another."""
+    """Several chunks, the last one short; the second sequence has one chunk less than the first."""
     chunk, sinks, pads = 13 if asked else 6, 4, [0, 9]
     ids = torch.randint(60, 97, (2, 34), generator=torch.Generator().manual_seed(1))
     mask = torch.ones_like(ids)
@@ -281,11 +282,43 @@ def test_what_is_fed_is_the_context_and_once_more_its_chunks_after_their_request
     line = ids[0].tolist()
     starts = range(0, 45, reading or 45) if not whole else [0]
     context = [line[start : start + (reading or 45 if not whole else 45)] for start in starts]
-    replays = [lead_of(ids, start, 20) + line[start : start + 20] for start in (0, 20, 40)]
+    replays = [lead_of(ids[0], start, 20) + line[start : start + 20] for start in (0, 20, 40)]
     assert fed == context + replays
     assert sum(map(len, fed)) == 45 + 45 + len(FIRST) + 2 * (len(BEFORE) + 8 + len(AFTER))
     assert sorted(steps) == sorted(map(len, fed))
     assert {step.phase for step in run.ledger.steps} == {"prefill"}
+
+
+def test_a_row_whose_window_begins_in_padding_sees_from_the_token_after_it() -> None:
+    cache = RaggedCache([LayerShape(1, 8, 4)])
+    real = torch.tensor([[0, 1, 1, 0, 0, 1, 1, 1]]).bool()
+    cache.padding.extend(real, 1, 8, real.device)
+    first = torch.tensor([[8, 0, 0, 8, 8, 2, 3, 4]])
+    last = torch.tensor([[-1, 1, 2, -1, -1, 5, 6, 7]])
+    queries = Queries(first, last, 0, plain=False, real=real)
+    rows = rows_of(torch.zeros(1, 1, 8, 2), queries, cache, ContextRows, 1.0, None)
+    assert rows.positions[0].tolist() == [-1, 0, 1, -1, -1, 2, 3, 4]
+    assert rows.first[0, real[0]].tolist() == [0, 0, 1, 2, 2]
+
+
+@pytest.mark.parametrize("name", ["llama", "olmo2", "qwen3"])
+def test_a_sequence_is_scored_in_a_batch_as_alone(name: str) -> None:
+    """Not with windows: they count the slots of padding, as transformers does."""
+    ids = torch.randint(60, 97, (3, 40), generator=torch.Generator().manual_seed(2))
+    pads = [0, 13, 30]
+    mask = torch.tensor([[0] * pad + [1] * (40 - pad) for pad in pads])
+    said = []
+    model = double(name)
+    for lines, masks in ((ids, mask), *((ids[b : b + 1, pad:], None) for b, pad in enumerate(pads))):
+        score = Watched(11, 4, FIRST, BEFORE, AFTER)
+        with evict(model, score, "contour:floor=0", budget=7) as run:
+            run.prefill(lines, masks)
+        said.append(score.said)
+    together, *singles = said
+    for layer, (_, scores) in together.items():
+        for b, single in enumerate(singles):
+            n = 40 - pads[b]
+            torch.testing.assert_close(scores[b, :, :n], single[layer][1][0], rtol=0, atol=1e-5)
 
 
 def test_questions_find_the_cache_as_it_was() -> None:
@@ -302,7 +335,7 @@ def test_questions_find_the_cache_as_it_was() -> None:
 
 def test_a_later_chunk_quotes_the_chunk_before_it_alone() -> None:
     score = KVzip(5, 4, FIRST, BEFORE, AFTER)
-    ids = torch.arange(100, 112)[None]
+    ids = torch.arange(100, 112)
     assert [(x.lead, x.start, x.end) for x in score.replays(ids)] == [
         (FIRST, 0, 5),
         ((*BEFORE, *range(100, 105), *AFTER), 5, 10),
@@ -343,7 +376,7 @@ def test_scores_and_requests_are_those_of_kvpress(name: str) -> None:
     assert weights == theirs["sha256"], "kvpress ran on other weights: run peers/kvpress/kvzip.py again"
     ids = torch.tensor([[1] + [3 + (i * i * 7919 + 13 * i) % 2000 for i in range(1, 90)]])
     made = KVzip.asking(AutoTokenizer.from_pretrained(folder), chunk=found["chunk"])
-    assert [list(x.lead) for x in made.replays(ids)] == theirs["requests"]
+    assert [list(x.lead) for x in made.replays(ids[0])] == theirs["requests"]
     score = Watched(made.chunk, made.sinks, made.first, made.before, made.after)
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
     with evict(model, score, "contour:floor=0", budget=20) as run:

@@ -1,6 +1,7 @@
 """TriAttention's score, its modes and its statistics against loops from the formula and two-pass means."""
 
 import cmath
+import json
 import math
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -19,16 +20,17 @@ from data.store import CHECKOUT, digest_of, sha256
 from eviction import Decode, evict
 from eviction.calibration import Statistics, calibrate, calibrated
 from eviction.method import Cells, ContextRows, Score, Selector, named
-from eviction.rotary import rotary_of
+from eviction.rotary import Rotary, rotary_of
 from eviction.scores.triattention import TriAttention
 from eviction.selection.shared import Shared
 from eviction.support import output_weight_of
 from tests.test_run import small_model
-from tests.test_scores import CASES, FAMILIES, case_of, held_of, load, projections, read_once, rotation
+from tests.test_scores import CASES, FAMILIES, Case, case_of, held_of, load, projections, read_once, rotation
 
 ROUNDING = 1e-6  # float64 against loops, of float32 statistics, then rounded to float32; relative to the largest score
 # Statistics from queries turned back, against the projections themselves, both float32: relative to the largest.
 TURNED_BACK = 1e-5
+PEER_ROUNDING = 1e-5  # of the code's scores, relative to the largest: float32 angles up to 135
 EMBEDDED = ["qwen", "qwen3", "olmo", "gemma"]
 
 
@@ -278,6 +280,58 @@ def test_shared_refuses_what_it_cannot_do() -> None:
     scores, counts = [torch.zeros(1, 2, 2), torch.zeros(1, 1, 2)], [torch.ones(1, 2).long(), torch.ones(1, 1).long()]
     with pytest.raises(BadInput, match="numbers of KV heads"):
         Shared("layers")(cells, scores, counts)
+
+
+# Against the code
+
+
+def made(offset: int, *shape: int) -> torch.Tensor:
+    """As in peers/kvpress/triattention_keeps.py: numbers that look random and are the same everywhere."""
+    i = torch.arange(math.prod(shape), dtype=torch.int64) + offset
+    return ((((i * i * 7919 + 13 * i) % 1009).double() / 1009 - 0.5) * 3).float().reshape(shape)
+
+
+def peer_cases() -> tuple[list[Case], Statistics]:
+    """The script's two layers of 30 entries with gaps, of which the first 5 are a pinned prompt."""
+    omega, scaling, entries = [1.0, 0.1, 0.01, 0.001], 1.25, 30
+    positions = [i if i < 5 else 5 + 2 * (i - 5) + i % 2 for i in range(entries)]
+    mean = torch.complex(made(5000, 2, 4, 4), made(7000, 2, 4, 4))
+    statistics = Statistics(mean, mean.abs() + made(9000, 2, 4, 4).abs(), torch.empty(0), 4, 8)
+    cases = []
+    for layer, keys in enumerate(made(1, 2, 1, 2, entries, 8)):
+        turned = torch.empty_like(keys)
+        for entry, position in enumerate(positions):
+            turn = torch.tensor(rotation(position, omega, scaling, 8))
+            turned[:, :, entry] = (turn @ keys[:, :, entry].double()[..., None])[..., 0].float()
+        held = torch.tensor(positions).expand(1, 2, -1)
+        rotary = Rotary(lambda: (torch.tensor(omega), scaling))
+        cells = Cells(layer, 2, turned, turned, held, (71,), 14, rotary, pinned=(5,))
+        none = torch.empty(1, 0, dtype=torch.int64)
+        cases.append(Case(cells, ContextRows(torch.empty(1, 4, 0, 8), none, none, 1.0, None)))
+    return cases, statistics
+
+
+def test_scores_and_kept_sets_are_those_of_the_code() -> None:
+    peer = json.loads((Path(__file__).parent / "data" / "triattention.json").read_text("utf-8"))
+    assert peer["versions"] == {
+        "torch": "2.13.0",
+        "WeianMao/triattention": "c3744ee6a50522a1559a577f85aef2b165a344f2",
+    }
+    cases, statistics = peer_cases()
+    for layer, case in enumerate(cases):
+        theirs = torch.tensor(peer["scores"][layer]).unflatten(0, (2, 2))
+        found = TriAttention(statistics, 64, normalise=False)(case.cells, case.rows)[0]
+        assert float((found - theirs.amax(1)).abs().max()) <= PEER_ROUNDING * float(theirs.abs().max())
+    score = TriAttention(statistics, 64)
+    cells = [case.cells for case in cases]
+    scores = []
+    for case in cases:
+        scores.append(score(case.cells, case.rows))
+        scores[-1][..., :5] = math.inf  # what a run does to a pinned prompt
+    counts = [torch.full((1, 2), 14)] * 2
+    for mode, selector in (("global", "shared"), ("head", "shared:across=layers"), ("layer_head", "top_mass")):
+        kept = named(Selector, selector)(cells, scores, counts)
+        assert [[torch.nonzero(head).flatten().tolist() for head in keep[0]] for keep in kept] == peer["kept"][mode]
 
 
 # In a run

@@ -37,8 +37,7 @@ class KVzip(Reconstruction):
     gives them the highest score plus 1 instead. kvpress leaves the rest of a template's prefix unscored, so that it is
     evicted first; here it is context. Scale, soft-cap and sliding window of a row are the model's own (the codes divide
     by sqrt(d) and let a row see all): a token that no row of its pass could see scores 0. The code's threshold over all
-    layers and heads is the allocator contour with floor 0. In a batch the chunks are cut where the padded lines are,
-    and later requests quote the first sequence, so that a sequence with padding is scored over other chunks than alone.
+    layers and heads is the allocator contour with floor 0.
     Source: KVzip (arXiv 2505.23416); snu-mllab/KVzip, whose chunk is 2,000 tokens; NVIDIA/kvpress 0.5.5, 2,048.
     """
 
@@ -78,8 +77,8 @@ class KVzip(Reconstruction):
         return cls(chunk, sinks, (*first, *after), before, after)
 
     def replays(self, ids: torch.Tensor) -> list[Replay]:
-        """One pass a chunk. Later requests quote the first sequence's tokens where a batch differs."""
-        tokens = ids[0].tolist()
+        """One pass a chunk."""
+        tokens = ids.tolist()
         found = []
         for start in range(0, len(tokens), self.chunk):
             lead = self.first
