@@ -43,6 +43,12 @@ def main(
     """Print the milliseconds of a step on both caches and their ratio."""
     if dtype not in SAME:
         raise BadInput(f"dtype {dtype}: expected {', '.join(SAME)}")
+    try:
+        counts = [int(x) for x in entries.split(",")]
+    except ValueError:
+        raise BadInput(f"--entries {entries}: expected whole numbers, such as 128,512") from None
+    if min(counts) < 1 or steps < 1:
+        raise BadInput(f"--entries {entries} --steps {steps}: expected numbers from 1 up")
     source = checkpoints.find(model, checkpoint)
     evicted = checkpoints.load_causal(source, device, dtype)
     # the same weights under a second model object, which runs as if there were no eviction
@@ -52,7 +58,7 @@ def main(
     for heading in ("entries", "lengths", "dense ms", "ragged ms", "ratio", "bytes / dense"):
         table.add_column(heading, justify="right")
     worst = 0.0
-    for count in [int(x) for x in entries.split(",")]:
+    for count in counts:
         for what, distance in _distances(evicted, plain, min(count, 512)).items():
             if distance > SAME[dtype]:
                 raise BadInput(f"{what}: the logits differ by {distance:.1e} (relative), expected {SAME[dtype]:g}")

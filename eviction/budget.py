@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 from fractions import Fraction
+from numbers import Integral
 
 from data import BadInput
 from eviction.ragged import LayerShape
@@ -56,6 +57,8 @@ class Budget:
             return max(1, int(seen * (1 - self._ratio())))
         assert self.nbytes is not None
         low, high = 0, max((shape.holds(seen) for shape in shapes), default=0)
+        if high == 0:  # nothing was read of this sequence yet
+            return 1
         while low < high:  # the largest level whose cache fits
             middle = (low + high + 1) // 2
             size = sum(shape.kv_heads * min(middle, shape.holds(seen)) * shape.entry_bytes for shape in shapes)
@@ -70,9 +73,9 @@ def as_budget(budget: int | Budget) -> Budget:
     """A budget from an integer (entries per KV head) or as it is; anything else is BadInput."""
     if isinstance(budget, Budget):
         return budget
-    if isinstance(budget, bool) or not isinstance(budget, int):
+    if isinstance(budget, bool) or not isinstance(budget, Integral):
         raise BadInput(f"budget {budget!r}: expected entries per KV head (an integer) or a Budget")
-    return Budget(entries=budget)
+    return Budget(entries=int(budget))
 
 
 class Account:
@@ -113,26 +116,28 @@ class Account:
         kv_heads = self.shapes[layer].kv_heads
         self._held[layer] = tuple(sum(lengths[i : i + kv_heads]) for i in range(0, len(lengths), kv_heads))
 
-    def exceeds(self, seen: Sequence[int], coming: int, on_top: Sequence[int], slack: int) -> bool:
-        """Whether `coming` tokens more would leave a sequence above its limit by over `slack` entries per KV head."""
-        spare = slack * sum(shape.kv_heads for shape in self.shapes)
+    def exceeding(self, seen: Sequence[int], coming: int, on_top: Sequence[int], slack: int) -> tuple[bool, ...]:
+        """Which sequences `coming` tokens more would leave above their limit by over `slack` entries per KV head."""
+        spare, found = slack * sum(shape.kv_heads for shape in self.shapes), []
         for sequence, n in enumerate(seen):
             after = n + coming
             held = sum(
                 min(layer[sequence] + coming * shape.kv_heads, shape.kv_heads * shape.holds(after))
                 for layer, shape in zip(self._held, self.shapes, strict=True)
             )
-            if held > self.limit(after, on_top[sequence]) + spare:
-                return True
-        return False
+            found.append(held > self.limit(after, on_top[sequence]) + spare)
+        return tuple(found)
 
-    def close(self, seen: Sequence[int], on_top: Sequence[int]) -> None:
-        """A compression of all layers ended. Raises BudgetExceeded if a sequence holds more than its budget."""
+    def close(self, seen: Sequence[int], on_top: Sequence[int], due: Sequence[bool] | None) -> None:
+        """A compression of all layers ended, of the sequences that were due (None: all).
+
+        Raises BudgetExceeded if one of them holds more than its budget.
+        """
         if self.budget is None:
             return
         self._limits = [self.limit(n, more) for n, more in zip(seen, on_top, strict=True)]
         if self.enforced:
-            self._check(0)
+            self._check(0, due)
 
     def appended(self, seen: Sequence[int], evicting: bool) -> None:
         """Tokens were added that nothing is evicted for. Raises BudgetExceeded if they are more than the budget allows:
@@ -145,8 +150,10 @@ class Account:
             return
         self._check((self.budget.spare or 0) * sum(shape.kv_heads for shape in self.shapes))
 
-    def _check(self, spare: int) -> None:
+    def _check(self, spare: int, due: Sequence[bool] | None = None) -> None:
         for sequence, limit in enumerate(self._limits):
+            if due is not None and not due[sequence]:
+                continue
             held = sum(layer[sequence] for layer in self._held if layer)
             if held > limit + spare:
                 allowed = f"{limit} and {spare} to spare" if spare else str(limit)

@@ -65,6 +65,12 @@ class Compressor:
         """The query rows kept, to be put back by `put_back`."""
         return dict(self._rows)
 
+    def reorder(self, order: torch.Tensor) -> None:
+        """Sequence b becomes the former sequence order[b]."""
+        self._rows = {number: rows.sequences(order) for number, rows in self._rows.items()}
+        if self.pinned:
+            self.pinned = tuple(self.pinned[b] for b in order.tolist())
+
     def put_back(self, rows: dict[int, AnyRows]) -> None:
         """Keep these query rows instead."""
         self._rows = dict(rows)
@@ -111,22 +117,29 @@ class Compressor:
         cells, held = self._cells(number, rows.queries.shape[0])
         rows = self._needed(number, rows, score.rows_needed(cells.budget), more_to_come)
         scores = score(cells, rows)
-        if scores.shape != cells.positions.shape:
-            raise BadInput(f"score {score.name}: {tuple(scores.shape)}: expected {tuple(cells.positions.shape)}")
+        if not isinstance(scores, torch.Tensor) or scores.shape != cells.positions.shape:
+            got = tuple(scores.shape) if isinstance(scores, torch.Tensor) else type(scores).__name__
+            raise BadInput(f"score {score.name}: {got}: expected a tensor {tuple(cells.positions.shape)}")
+        scores = scores.float()
         wrong = cells.held & scores.isnan()
         if bool(wrong.any()):
             sequence, kv_head, entry = torch.nonzero(wrong)[0].tolist()
             position = int(cells.positions[sequence, kv_head, entry])
             raise BadInput(f"score {score.name} is NaN at layer {number}, KV head {kv_head}, position {position}")
-        for sequence, count in enumerate(self.pinned):
-            scores[sequence] = scores[sequence].masked_fill(cells.positions[sequence] < count, torch.inf)
+        if self.pinned:
+            prompt = torch.tensor(self.pinned, device=scores.device)[:, None, None]
+            scores = scores.masked_fill(cells.positions < prompt, torch.inf)
         oldest = 0 if layer.window is None else max(0, layer.seen - layer.window + 1)
-        self._scores[number] = scores.float()[held.slots.view(scores.shape) >= oldest]
+        self._scores[number] = scores[held.slots.view(scores.shape) >= oldest]
         self.peak = max(self.peak, held.copied)
         self.seconds += self._clock() - began
 
-    def decide(self, numbers: Iterable[int], batch: int) -> None:
-        """Allocate, select and evict in the layers of these numbers, from the scores of what each still holds."""
+    def decide(self, numbers: Iterable[int], batch: int, due: Sequence[bool] | None) -> None:
+        """Allocate, select and evict in the layers of these numbers, from the scores of what each still holds.
+
+        due: which sequences are evicted from; None: all. Raises BadInput for what an allocator or selector must not
+        return.
+        """
         began = self._clock()
         cells, candidates, scores = [], [], []
         for number in numbers:
@@ -136,18 +149,29 @@ class Compressor:
             cells.append(mine)
             candidates.append(held)
             scores.append(spread)
-        counts = self._allocate(cells, scores)
+        counts = self._allocate(cells, scores, due)
         if counts is not None:
             selector = self.method.selector
             kept = selector(cells, scores, counts)
+            for keep, mine, count in zip(kept, cells, counts, strict=True):
+                where = f"selector {selector.name}: layer {mine.layer}"
+                if keep.shape != mine.held.shape or keep.dtype != torch.bool:
+                    raise BadInput(
+                        f"{where}: expected bool {tuple(mine.held.shape)}, got {keep.dtype} {tuple(keep.shape)}"
+                    )
+                if bool((keep & ~mine.held).any()) or not torch.equal(keep.sum(-1), count):
+                    raise BadInput(f"{where}: kept other entries or counts than it may")
+            made = 0
             for keep, mine, held, count in zip(kept, cells, candidates, counts, strict=True):
-                if not torch.equal((keep & mine.held).sum(-1), count):
-                    raise BadInput(f"selector {selector.name}: layer {mine.layer}: kept other counts than allocated")
-                self.cache.layers[mine.layer].evict(held, keep.flatten(0, 1), count.flatten().tolist())
-            self.peak = max(self.peak, sum(held.copied for held in candidates))
+                layer = self.cache.layers[mine.layer]
+                layer.evict(held, keep.flatten(0, 1), count.flatten().tolist())
+                made += layer.nbytes
+            self.peak = max(self.peak, made + sum(held.copied for held in candidates))
         self.seconds += self._clock() - began
 
-    def _allocate(self, cells: Sequence[Cells], scores: Sequence[torch.Tensor]) -> list[torch.Tensor] | None:
+    def _allocate(
+        self, cells: Sequence[Cells], scores: Sequence[torch.Tensor], due: Sequence[bool] | None
+    ) -> list[torch.Tensor] | None:
         """Per layer (B, K) entries that stay, or None if all may; raises the scores of an allocator's recent floor."""
         lengths = [mine.lengths for mine in cells]
         seen = cells[0].seen
@@ -155,8 +179,10 @@ class Compressor:
         limits = [sum(mine.keys.shape[1] * budget[mine.layer] for mine in cells) for budget in budgets]
         if all(sum(int(x[b].sum()) for x in lengths) <= limit for b, limit in enumerate(limits)):
             return None
-        counts = [torch.empty_like(length) for length in lengths]
+        counts = [length.clone() for length in lengths]
         for b, budget in enumerate(budgets):
+            if due is not None and not due[b]:
+                continue
             allocation = self.method.allocator(
                 [score[b] for score in scores],
                 [length[b] for length in lengths],
@@ -165,12 +191,21 @@ class Compressor:
                 len(self.cache.layers),
             )
             for count, allocated, score, length in zip(counts, allocation.counts, scores, lengths, strict=True):
+                self._check_count(allocated, length[b])
                 count[b] = allocated
                 self._check_pinned(b, score, allocated)
                 entry = torch.arange(score.shape[-1], device=score.device)
                 latest = (entry >= length[b][:, None] - allocation.recent) & (entry < length[b][:, None])
                 score[b] = score[b].masked_fill(latest, torch.inf)
         return counts
+
+    def _check_count(self, allocated: torch.Tensor, length: torch.Tensor) -> None:
+        """Raises BadInput unless these are whole numbers between none and all of what each KV head holds."""
+        where = f"allocator {self.method.allocator.name}"
+        if not isinstance(allocated, torch.Tensor) or allocated.dtype != torch.int64 or allocated.shape != length.shape:
+            raise BadInput(f"{where}: expected an int64 tensor {tuple(length.shape)} a layer, one count a KV head")
+        if bool(((allocated < 0) | (allocated > length)).any()):
+            raise BadInput(f"{where}: counts {allocated.tolist()} where {length.tolist()} entries are held")
 
     def _check_pinned(self, sequence: int, score: torch.Tensor, allocated: torch.Tensor) -> None:
         if self.pinned and bool(
@@ -189,8 +224,8 @@ class Compressor:
         cells = Cells(
             layer=number,
             n_layers=len(self.cache.layers),
-            keys=held.keys.view(batch, kv_heads, longest, -1),
-            values=held.values.view(batch, kv_heads, longest, -1),
+            keys=held.keys.view(batch, kv_heads, longest, held.keys.shape[-1]),
+            values=held.values.view(batch, kv_heads, longest, held.values.shape[-1]),
             positions=padding.positions(held.slots.view(batch, kv_heads, longest)),
             seen=seen,
             budget=self._budget(number),

@@ -27,12 +27,14 @@ COLUMNS = (
 class Step:
     """One forward pass. phase: prefill (its tokens are evicted from), question (several tokens after it), decode (one).
 
-    tokens: slots fed in it. used: entries of every cell that the pass attended to, layer by layer (after the append,
-    before eviction); kept: the same after eviction. nbytes, side_bytes: of the cache afterwards. peak_bytes: the most
-    that keys and values took during the pass, with the transient copies of attention.
+    batch: sequences. tokens: slots fed in it. used: entries of every cell that the pass attended to, layer by layer
+    (after the append, before eviction); kept: the same after eviction. nbytes, side_bytes: of the cache afterwards.
+    peak_bytes: the most that the cache's keys and values took during the pass, with the transient copies that attention
+    and eviction make of them; the model's own projections and outputs are not counted.
     """
 
     phase: Phase
+    batch: int
     tokens: int
     used: tuple[tuple[int, ...], ...]
     kept: tuple[tuple[int, ...], ...]
@@ -43,10 +45,9 @@ class Step:
 
 @dataclass
 class Ledger:
-    """The passes of a run, oldest first. batch: sequences of each."""
+    """The passes of a run, oldest first."""
 
     steps: list[Step] = field(default_factory=list)
-    batch: int = 1
 
     def mean_length(self, phase: Phase | None = None) -> float:
         """Mean over passes of n_t, the mean over layers, KV heads and sequences of the entries a pass attended to.
@@ -77,7 +78,7 @@ class Ledger:
         for number, step in enumerate(self.steps):
             sizes = step.nbytes, step.side_bytes, step.peak_bytes
             for layer, (used, kept) in enumerate(zip(step.used, step.kept, strict=True)):
-                kv_heads = len(used) // self.batch
+                kv_heads = len(used) // step.batch
                 for cell, (before, after) in enumerate(zip(used, kept, strict=True)):
                     sequence, kv_head = divmod(cell, kv_heads)
                     rows.append((number, step.phase, step.tokens, layer, sequence, kv_head, before, after, *sizes))

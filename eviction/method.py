@@ -98,6 +98,12 @@ class Rows:
             first=torch.cat([self.first, later.first], dim=1),
         )
 
+    def sequences(self, order: torch.Tensor) -> Self:
+        """The rows of these sequences, in this order."""
+        picked = (x[order.to(x.device)] for x in (self.queries, self.positions, self.first))
+        queries, positions, first = picked
+        return replace(self, queries=queries, positions=positions, first=first)
+
     def copy(self) -> Self:
         """The rows with storage of their own, so that they keep nothing else alive."""
         return replace(self, queries=self.queries.clone(), positions=self.positions.clone(), first=self.first.clone())

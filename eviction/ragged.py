@@ -8,7 +8,7 @@ written to: what is appended makes a new last page, what is evicted makes a new 
 one (a snapshot) holds it unchanged.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Literal
@@ -125,9 +125,10 @@ class RaggedLayer(CacheLayerMixin):
     is_croppable = False
     is_compileable = False
 
-    def __init__(self, window: int | None = None, storage: Storage = "ragged") -> None:
+    def __init__(self, kv_heads: int, window: int | None = None, storage: Storage = "ragged") -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self.window, self.storage = window, storage
+        self.kv_heads, self.window, self.storage = kv_heads, window, storage
+        self.closed = False
         self.reset()
 
     def reset(self) -> None:
@@ -147,6 +148,8 @@ class RaggedLayer(CacheLayerMixin):
         self, key_states: torch.Tensor, value_states: torch.Tensor, *_: object, **__: object
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Take in (B, K, T, d) keys and values of the tokens being read, and hand them on as they are."""
+        if self.closed:
+            raise BadInput("the run that this cache belongs to has ended: use it inside its with block")
         if self.incoming is not None:
             raise BadInput("the cache was updated twice without its attention function: use it inside evict() only")
         self.incoming = key_states, value_states
@@ -171,7 +174,7 @@ class RaggedLayer(CacheLayerMixin):
     def reorder_cache(self, beam_idx: torch.Tensor) -> None:
         """Sequence b becomes the former sequence beam_idx[b] (beam search)."""
         order = beam_idx.tolist()
-        self.pages = [_sequences(page, order, len(page.lengths) // len(order)) for page in self.pages]
+        self.pages = [_sequences(page, order, self.kv_heads) for page in self.pages]
         self.memory = {name: tensor[beam_idx.to(tensor.device)] for name, tensor in self.memory.items()}
 
     @property
@@ -185,6 +188,14 @@ class RaggedLayer(CacheLayerMixin):
     def nbytes(self) -> int:
         """Bytes of the keys and values stored."""
         return sum(page.keys.nbytes + page.values.nbytes for page in self.pages)
+
+    @property
+    def seen_lengths(self) -> tuple[int, ...]:
+        """Entries of each cell that queries still see: fewer than are stored in padded and masked storage."""
+        if all(page.all_seen for page in self.pages):
+            return self.lengths
+        counts = [[int((part >= 0).sum()) for part in page.slots.split(page.lengths)] for page in self.pages]
+        return tuple(map(sum, zip(*counts, strict=True)))
 
     def append(self, new: Page) -> int:
         """Add entries after those of the last page; bytes of the keys and values that were copied for it."""
@@ -259,9 +270,18 @@ class RaggedCache(Cache):
     layers: list[RaggedLayer]  # type: ignore[assignment]  # of this kind alone
 
     def __init__(self, shapes: Sequence[LayerShape], storage: Storage = "ragged") -> None:
-        super().__init__(layers=[RaggedLayer(shape.window, storage) for shape in shapes])
+        super().__init__(layers=[RaggedLayer(shape.kv_heads, shape.window, storage) for shape in shapes])
         self.shapes = tuple(shapes)
         self.padding = Padding()
+        self.followers: list[Callable[[torch.Tensor], None]] = []  # told of a new order of the sequences
+
+    def reorder_cache(self, beam_idx: torch.Tensor) -> None:
+        """Sequence b becomes the former sequence beam_idx[b], in all that is kept of it."""
+        for layer in self.layers:
+            layer.reorder_cache(beam_idx)
+        self.padding.reorder(beam_idx)
+        for follow in self.followers:
+            follow(beam_idx)
 
     def reset(self) -> None:
         """Forget everything."""
@@ -314,6 +334,11 @@ class Padding:
     def seen(self, batch: int) -> tuple[int, ...]:
         """Tokens read so far, per sequence."""
         return (self.slots,) * batch if self.real is None else tuple(self.real.sum(1).tolist())
+
+    def reorder(self, order: torch.Tensor) -> None:
+        """Sequence b becomes the former sequence order[b]."""
+        if self.real is not None and self.index is not None:
+            self.real, self.index = self.real[order.to(self.real.device)], self.index[order.to(self.index.device)]
 
     def copy(self) -> "Padding":
         """An independent copy; tensors are never written to and are shared."""

@@ -29,11 +29,13 @@ from eviction.method import (
     Selector,
     named,
 )
+from eviction.options import check_whole
 from eviction.ragged import LayerShape, LayerState, Padding, Page, RaggedCache, Storage, padded, page_of
 from eviction.rotary import rotary_of
 from eviction.support import CACHE_NAMES, decoder_of, layer_shapes, output_weight_of, takes
 
 NAME = "forced_weights_eviction_"  # of the attention functions registered, with a number
+INTEGERS = (torch.int64, torch.int32, torch.int16, torch.uint8)
 STORAGES = ("ragged", "padded", "masked")
 
 _numbers = itertools.count()
@@ -76,6 +78,13 @@ def evict(
         raise BadInput("decode: expected a score to evict by")
     if decode is not None and isinstance(method.score, Reconstruction):
         raise BadInput(f"score {method.score.name}: reads the prompt again and knows no decoding: decode must be None")
+    if isinstance(budget, Budget) and budget.nbytes is not None:
+        on_top = decode is not None and decode.prompt == "on_top"
+        if method.allocator.extra or on_top:
+            what = (
+                'decode with prompt="on_top"' if on_top else f"allocator {method.allocator.name} with its floor on top"
+            )
+            raise BadInput(f"a budget in bytes with {what}: bytes limit all that is held: give entries instead")
     run = Run(model, shapes, method, None if budget is None else as_budget(budget), storage, decode)
     name = f"{NAME}{next(_numbers)}"
     previous = model.config._attn_implementation
@@ -95,6 +104,7 @@ def evict(
             )
         yield run
     finally:
+        run.close()
         for hook in hooks:
             hook.remove()
         model.set_attn_implementation(previous)
@@ -112,6 +122,7 @@ class _Snapshot:
     rows: dict[int, AnyRows]
     pinned: tuple[int, ...]
     decoded: int
+    batch: int
 
 
 class Run:
@@ -141,7 +152,8 @@ class Run:
         on_top = decode is not None and decode.prompt == "on_top"
         self._compressor = Compressor(method, self.cache, self._account, rotary, weights, model.device, on_top=on_top)
         self._snapshots: list[_Snapshot] = []
-        self._broken = ""
+        self._broken, self._ended, self._batch = "", False, 1
+        self.cache.followers.append(self._reorder)
         self._forget()
 
     def _forget(self) -> None:
@@ -151,13 +163,15 @@ class Run:
         self._last_chunk = True
         self._decoded = 0  # passes since the prompt
         self._text: list[torch.Tensor] = []  # the prompt's token ids, for scores that have it read again
+        self._next = torch.zeros(1, dtype=torch.int64)  # what position the model gives the token after the prompt
         self._replay: list[tuple[int, int]] | None = None  # the part of the prompt that is being read again
         self._masks: dict[int, tuple[torch.Tensor, Queries]] = {}
         self._compressor.forget()
-        self._compressing = self._observing = self._first_pass = False
+        self._compressing = self._observing = self._first_pass = self._open = False
+        self._due: tuple[bool, ...] | None = None  # which sequences the pass evicts from; None: all
         self._used: list[tuple[int, ...]] = [()] * layers
         self._stored = [layer.nbytes for layer in self.cache.layers]
-        self._tokens = self._peak = 0
+        self._tokens = self._peak = self._beside = 0
 
     # What the cache holds
 
@@ -173,7 +187,7 @@ class Run:
             heads: list[npt.NDArray[np.int64]] = [np.empty(0, np.int64)] * shape.kv_heads
             if layer.pages:
                 candidates = layer.candidates()
-                slots = candidates.slots.view(-1, shape.kv_heads, candidates.slots.shape[1])
+                slots = candidates.slots.view(self._batch, shape.kv_heads, candidates.slots.shape[1])
                 positions = self.cache.padding.positions(slots)[sequence].cpu().numpy()
                 heads = [cell[cell >= 0] for cell in positions]
             kept.append(heads)
@@ -195,6 +209,18 @@ class Run:
         return self._compressor.seconds
 
     # Reading and writing
+
+    def close(self) -> None:
+        """The run has ended: what it holds can be looked at, and no longer read or written on."""
+        self._ended = True
+        for layer in self.cache.layers:
+            layer.closed = True
+
+    def _check_usable(self) -> None:
+        if self._ended:
+            raise BadInput("the run has ended: use it inside its with block")
+        if self._broken:
+            raise BadInput(f"the cache is not whole after an error ({self._broken}): call run.reset()")
 
     def reset(self) -> None:
         """Forget the sequence; the ledger stays."""
@@ -222,11 +248,14 @@ class Run:
         options: those of the model's generate(); greedy unless they say otherwise. Where nothing was read yet, ids are
         a whole prompt, evicted from after reading (after every `chunk` tokens), with its question seen.
         """
+        self._check_usable()
         ids = _two_dimensional(ids).to(self.model.device)
-        mask: torch.Tensor | None = options.pop("attention_mask", None)
-        if mask is not None and mask.shape != ids.shape:
-            raise BadInput(f"attention_mask {tuple(mask.shape)}: expected the shape of the ids, {tuple(ids.shape)}")
+        mask = _mask_like(options.pop("attention_mask", None), ids)
+        if options.get("prefill_chunk_size") is not None:
+            raise BadInput("prefill_chunk_size: expected chunk=, which evicts after every chunk")
         past = self.cache.padding
+        if past.slots:
+            self._repeat(max(options.get("num_beams", 1) or 1, options.get("num_return_sequences", 1) or 1))
         if chunk is not None and past.slots == 0 and ids.shape[1] > chunk:
             # the last token is left for generate(), which must feed at least one
             head = None if mask is None else mask[:, :-1]
@@ -234,7 +263,10 @@ class Run:
             past, ids = self.cache.padding, ids[:, -1:]
             mask = None if mask is None else mask[:, -1:]
         new = torch.ones_like(ids) if mask is None else mask.to(ids)
-        before = new.new_ones(ids.shape[0], past.slots) if past.real is None else past.real.to(new)
+        past = self.cache.padding
+        before = new.new_ones(ids.shape[0], past.slots)
+        if past.real is not None:
+            before = past.real[:: past.real.shape[0] // ids.shape[0]].to(new)
         whole = torch.cat([before, new], dim=1)
         options = {"do_sample": False, **options}
         out = self.model.generate(ids, attention_mask=whole, cache=self.cache, **options)  # type: ignore[operator]
@@ -247,6 +279,7 @@ class Run:
         """Whatever is read and written inside is forgotten at the end: the next question finds the same cache."""
         if self.cache.padding.slots == 0:
             raise BadInput("question(): nothing was read yet: call run.prefill(context) first")
+        self._check_usable()
         layers = self.cache.layers
         self._snapshots.append(
             _Snapshot(
@@ -255,6 +288,7 @@ class Run:
                 self._compressor.rows(),
                 self._compressor.pinned,
                 self._decoded,
+                self._batch,
             )
         )
         for layer in layers:
@@ -266,13 +300,30 @@ class Run:
                 was = self._snapshots.pop()
                 self._broken = ""
                 self._forget()
-                self.cache.padding, self._decoded = was.padding, was.decoded
+                self.cache.padding, self._decoded, self._batch = was.padding, was.decoded, was.batch
                 self._compressor.put_back(was.rows)
                 self._compressor.pinned = was.pinned
                 for number, (layer, state) in enumerate(zip(layers, was.layers, strict=True)):
                     layer.restore(state)
-                    self._account.hold(number, layer.lengths)
+                    self._account.hold(number, layer.seen_lengths)
                     self._stored[number] = layer.nbytes
+
+    def _repeat(self, times: int) -> None:
+        """Hold every sequence `times` times, for beams or several answers to one question."""
+        if times == 1:
+            return
+        if not self._snapshots:
+            raise BadInput("beams or several answers after a context: expected inside run.question()")
+        order = torch.arange(self._batch, device=self.model.device).repeat_interleave(times)
+        self._batch *= times
+        self.cache.reorder_cache(order)
+
+    def _reorder(self, order: torch.Tensor) -> None:
+        """The cache's sequences were reordered; so is what is kept beside it."""
+        self._compressor.reorder(order)
+        for number, layer in enumerate(self.cache.layers):
+            self._account.hold(number, layer.seen_lengths)
+            self._stored[number] = layer.nbytes
 
     # The model's side
 
@@ -324,22 +375,32 @@ class Run:
                 raise BadInput("inside question() the model must go on: use run.generate, or pass cache=run.cache")
             if self.cache.padding.slots > 0:
                 self.reset()
-        if self._broken:
-            raise BadInput(f"the cache is not whole after an error ({self._broken}): call run.reset()")
+        self._check_usable()
         kwargs["cache"], kwargs["use_cache"] = self.cache, True
         self._broken = "a forward pass did not end"
+        self._open = True
         self._first_pass = self.cache.padding.slots == 0
+        fed = _fed(args, kwargs)
+        if not self._first_pass and fed.shape[0] != self._batch:
+            raise BadInput(f"{fed.shape[0]} sequences fed to a cache of {self._batch}: they must be the same")
         prompt = self._first_pass or self._context is not None
         self._compressing = self._observing = False
         if self._replay is None and self._method.score is not None:
-            self._compressing = self._evicts_prompt if prompt else self._is_due(args, kwargs)
+            self._due = None if prompt else self._exceeding(fed.shape[1])
+            self._compressing = self._evicts_prompt if prompt else any(self._due or ())
             self._observing = self.decode is not None and not self._compressing
         if prompt and self._reconstructs and self._replay is None:
-            self._text.append(_fed(args, kwargs))
+            if fed.is_floating_point():
+                raise BadInput("a score that has the prompt read again needs token ids, not inputs_embeds")
+            self._text.append(fed)
+            given_at = kwargs.get("position_ids")
+            end = self.cache.padding.slots + fed.shape[1]
+            self._next = torch.tensor([end], device=fed.device) if given_at is None else given_at[..., -1] + 1
         self._masks.clear()
         self._used = [()] * len(self.cache.layers)
         self._stored = [layer.nbytes for layer in self.cache.layers]
-        self._peak = sum(self._stored)
+        self._beside = self.bytes - sum(self._stored)  # what only an open question will fall back to
+        self._peak = self._beside + sum(self._stored)
         self._compressor.peak = 0
         return args, kwargs
 
@@ -352,16 +413,15 @@ class Run:
     def _reconstructs(self) -> bool:
         return isinstance(self._method.score, Reconstruction)
 
-    def _is_due(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-        """Whether the pass that begins, after the prompt, ends with an eviction."""
+    def _exceeding(self, coming: int) -> tuple[bool, ...] | None:
+        """Which sequences the pass that begins, of `coming` tokens after the prompt, evicts from; None: from none."""
         if self.decode is None:
-            return False
+            return None
         self._decoded += 1
-        fed = _fed(args, kwargs)
-        seen = self.cache.padding.seen(self.ledger.batch)
-        on_top = self._compressor.extra(self.ledger.batch)
-        due = self._decoded % self.decode.every == 0
-        return due and self._account.exceeds(seen, fed.shape[1], on_top, self.decode.slack)
+        if self._decoded % self.decode.every:
+            return None
+        seen = self.cache.padding.seen(self._batch)
+        return self._account.exceeding(seen, coming, self._compressor.extra(self._batch), self.decode.slack)
 
     def _attend(
         self,
@@ -385,6 +445,8 @@ class Run:
         unknown = sorted(x for x, y in other.items() if isinstance(y, torch.Tensor) and x not in HARMLESS_TENSORS)
         if unknown:
             raise BadInput(f"layer {number}: attention takes {', '.join(unknown)}, which is not supported")
+        if not self._open:
+            raise BadInput(f"{type(self.model).__name__}: its attention runs outside its decoder: it is not supported")
         if layer.incoming is None or layer.incoming[0] is not key:
             raise BadInput(f"layer {number}: its keys did not come through the cache: the model is not supported")
         layer.incoming = None
@@ -401,13 +463,13 @@ class Run:
             raise BadInput("attention_mask: padding after tokens: expected it on the left")
         if number == 0:
             self.cache.padding.extend(queries.real, query.shape[0], query.shape[2], query.device)
-            self.ledger.batch = query.shape[0]
+            self._batch = query.shape[0]
             self._tokens = query.shape[2]
         scale = float(scaling) if scaling is not None else query.shape[-1] ** -0.5
         replaced = layer.append(page_of(key.detach(), value.detach(), queries.slots, queries.real))
         layer.seen += query.shape[2]
         self._used[number] = layer.lengths
-        self._account.hold(number, layer.lengths)
+        self._account.hold(number, layer.seen_lengths)
         if not self._compressing:
             self._account.appended(self.cache.padding.seen(query.shape[0]), self._method.score is not None)
         if queries.start == 0:
@@ -423,7 +485,7 @@ class Run:
             del held
         if self._compressing or self._observing:
             kind = self._context or ContextAndQuestionRows
-            rows = rows_of(query, queries, self.cache, kind, scale, softcap)
+            rows = rows_of(query.detach(), queries, self.cache, kind, scale, softcap)
             if self._compressing:
                 more_to_come = self.decode is not None or (self._context is not None and not self._last_chunk)
                 self._compressor.weigh(number, rows, more_to_come)
@@ -431,13 +493,13 @@ class Run:
                 self._compressor.observe(number, rows)
         if self._replay is not None:
             self._compressor.show(
-                number, rows_of(query, queries, self.cache, ContextRows, scale, softcap), self._replay
+                number, rows_of(query.detach(), queries, self.cache, ContextRows, scale, softcap), self._replay
             )
         layer.expire()
         if self._compressing and self._method.by_layer:
-            self._compressor.decide([number], query.shape[0])
-        self._account.hold(number, layer.lengths)
-        self._note(number, self._compressor.peak)
+            self._decide([number])
+        self._account.hold(number, layer.seen_lengths)
+        self._note(number, 0)
         return output, None
 
     def _after(self, decoder: torch.nn.Module, args: tuple[Any, ...], output: Any) -> None:
@@ -445,12 +507,13 @@ class Run:
         missing = [number for number, used in enumerate(self._used) if not used]
         if missing:
             raise BadInput(f"layers {missing} did not run the registered attention: the model is not supported")
-        batch = self.ledger.batch
+        batch = self._batch
         if self._compressing:
             if not self._method.by_layer:
-                self._decide_all()
-            self._account.close(self.cache.padding.seen(batch), self._compressor.extra(batch))
+                self._decide(range(len(self.cache.layers)))
+            self._account.close(self.cache.padding.seen(batch), self._compressor.extra(batch), self._due)
         self._masks.clear()
+        self._open = False
         phase: Phase = "question" if self._tokens > 1 else "decode"
         if self._first_pass or self._context is not None or self._replay is not None:
             phase = "prefill"
@@ -464,6 +527,7 @@ class Run:
         self.ledger.steps.append(
             Step(
                 phase=phase,
+                batch=batch,
                 tokens=self._tokens,
                 used=tuple(self._used),
                 kept=tuple(layer.lengths for layer in self.cache.layers),
@@ -474,15 +538,17 @@ class Run:
         )
         self._broken = ""
 
-    def _decide_all(self) -> None:
-        self._compressor.decide(range(len(self.cache.layers)), self.ledger.batch)
-        self._peak = max(self._peak, sum(self._stored) + self._compressor.peak)
-        for number, layer in enumerate(self.cache.layers):
-            self._account.hold(number, layer.lengths)
+    def _decide(self, numbers: Sequence[int]) -> None:
+        """Evict in these layers; what they held is there until what they hold is."""
+        self._compressor.decide(numbers, self._batch, self._due)
+        self._peak = max(self._peak, self._beside + sum(self._stored) + self._compressor.peak)
+        for number in numbers:
+            self._account.hold(number, self.cache.layers[number].seen_lengths)
+            self._stored[number] = self.cache.layers[number].nbytes
 
     def _reconstruct(self, decoder: torch.nn.Module) -> None:
         """Feed the prompt again as the score asks, show it every pass, forget each pass, and evict after the last."""
-        score, cache, batch = self._method.score, self.cache, self.ledger.batch
+        score, cache, batch = self._method.score, self.cache, self._batch
         assert isinstance(score, Reconstruction)
         ids = torch.cat(self._text, dim=1)
         real = torch.ones_like(ids, dtype=torch.bool) if cache.padding.real is None else cache.padding.real
@@ -505,7 +571,7 @@ class Run:
                 decoder(
                     input_ids=block,
                     attention_mask=None if bool(whole.all()) else whole.long(),
-                    position_ids=(whole.cumsum(1) - 1).clamp(min=0)[:, ids.shape[1] :],
+                    position_ids=(fed.cumsum(1) - 1).clamp(min=0) + self._next[:, None],
                     cache=cache,
                     use_cache=True,
                 )
@@ -516,12 +582,12 @@ class Run:
                 noted = layer.memory
                 layer.restore(state)
                 layer.memory = noted
-                self._account.hold(number, layer.lengths)
+                self._account.hold(number, layer.seen_lengths)
                 self._stored[number] = layer.nbytes
         for number in range(len(cache.layers)):
             self._compressor.weigh(number, no_rows(batch, ids.device), more_to_come=False)
-        self._decide_all()
-        self._account.close(cache.padding.seen(batch), self._compressor.extra(batch))
+        self._decide(range(len(cache.layers)))
+        self._account.close(cache.padding.seen(batch), self._compressor.extra(batch), None)
 
     def _prompt_read(self, batch: int) -> None:
         """The whole prompt is in the cache: what follows is appended to pages of its own."""
@@ -543,14 +609,11 @@ class Run:
         kind: type[ContextRows] | type[ContextAndQuestionRows],
     ) -> torch.Tensor:
         ids = _two_dimensional(ids).to(self.model.device)
-        if ids.shape[1] == 0:
-            raise BadInput("prefill: no tokens")
-        if chunk is not None and chunk < 1:
-            raise BadInput(f"chunk = {chunk}: expected at least 1")
-        if attention_mask is not None and attention_mask.shape != ids.shape:
-            raise BadInput(
-                f"attention_mask {tuple(attention_mask.shape)}: expected the shape of the ids, {tuple(ids.shape)}"
-            )
+        if self._ended:
+            self._check_usable()
+        if chunk is not None:
+            check_whole("prefill", "chunk", chunk, least=1)
+        attention_mask = _mask_like(attention_mask, ids)
         if self._snapshots:
             raise BadInput("prefill() inside question(): a context is read outside")
         self.reset()
@@ -582,7 +645,7 @@ class Run:
     def _note(self, number: int, transient: int) -> None:
         """Layer `number` stores what it stores now, and beside all layers this many bytes are in use for a moment."""
         self._stored[number] = self.cache.layers[number].nbytes
-        self._peak = max(self._peak, sum(self._stored) + transient)
+        self._peak = max(self._peak, self._beside + sum(self._stored) + transient)
 
     def _snapshot_pages(self) -> Iterator[Page]:
         return (page for was in self._snapshots for state in was.layers for page in state.pages)
@@ -595,6 +658,20 @@ def _fed(args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.Tensor:
 
 
 def _two_dimensional(ids: torch.Tensor) -> torch.Tensor:
-    if not isinstance(ids, torch.Tensor) or ids.ndim not in (1, 2) or ids.is_floating_point():
+    if not isinstance(ids, torch.Tensor) or ids.ndim not in (1, 2) or ids.dtype not in INTEGERS:
         raise BadInput("ids: expected an integer tensor (tokens,) or (sequences, tokens)")
+    if ids.numel() == 0:
+        raise BadInput("ids: no tokens")
     return ids if ids.ndim == 2 else ids[None]
+
+
+def _mask_like(mask: torch.Tensor | None, ids: torch.Tensor) -> torch.Tensor | None:
+    """The attention mask of these ids (B, N), checked; one line may come without its first dimension."""
+    if mask is None:
+        return None
+    shape = tuple(mask.shape) if isinstance(mask, torch.Tensor) else type(mask).__name__
+    if isinstance(mask, torch.Tensor) and mask.ndim == 1:
+        mask = mask[None]
+    if not isinstance(mask, torch.Tensor) or mask.shape != ids.shape:
+        raise BadInput(f"attention_mask {shape}: expected a tensor of the shape of the ids, {tuple(ids.shape)}")
+    return mask

@@ -31,7 +31,9 @@ def layer_shapes(model: PreTrainedModel) -> list[LayerShape]:
     Raises BadInput for layers that are neither full nor sliding-window attention.
     """
     config = model.config.get_text_config()
-    heads = config.num_attention_heads
+    heads = getattr(config, "num_attention_heads", None)
+    if not heads:
+        raise BadInput(f"{type(model).__name__}: it has no attention layers that keep keys and values")
     kv_heads = getattr(config, "num_key_value_heads", None) or heads
     width = getattr(config, "head_dim", None) or config.hidden_size // heads
     window = getattr(config, "sliding_window", None)
@@ -40,6 +42,8 @@ def layer_shapes(model: PreTrainedModel) -> list[LayerShape]:
     unknown = sorted(set(kinds) - LAYER_TYPES)
     if unknown:
         raise BadInput(f"{type(model).__name__}: layers of type {', '.join(unknown)} are not supported")
+    if window is not None and window < 2 and "sliding_attention" in kinds:
+        raise BadInput(f"{type(model).__name__}: a sliding window of {window}: its layers have nothing to keep")
     size = 2 * width * model.dtype.itemsize
     return [LayerShape(kv_heads, size, window if kind == "sliding_attention" else None) for kind in kinds]
 

@@ -18,6 +18,8 @@ from transformers import (
     LlamaConfig,
     MistralConfig,
     Olmo2Config,
+    OPTConfig,
+    OPTForCausalLM,
     Phi3Config,
     PreTrainedModel,
     Qwen2Config,
@@ -719,3 +721,201 @@ def test_questions_of_unequal_length_in_one_batch(name: str) -> None:
                 run.prefill(ids[sequence])
                 alone = run.generate(question[sequence][mask[sequence].bool()], max_new_tokens=5)
                 assert torch.equal(alone[0], together[sequence])
+
+
+def test_a_model_whose_decoder_is_not_called_is_refused() -> None:
+    model = OPTForCausalLM(
+        OPTConfig(
+            vocab_size=97,
+            hidden_size=32,
+            ffn_dim=32,
+            num_hidden_layers=2,
+            num_attention_heads=4,
+            word_embed_proj_dim=32,
+        )
+    ).eval()
+    with evict(model, Noise(), Even(), Highest(), budget=6) as run, pytest.raises(BadInput, match="not supported"):
+        run.prefill(torch.arange(2, 42))
+
+
+def test_a_cache_that_is_not_whole_stays_so_until_reset() -> None:
+    model = small_model("llama")
+    with evict(model, Noise(), Even(), Highest(), budget=6) as run:
+        run.prefill(torch.arange(2, 42))
+        hook = model.model.layers[1].register_forward_hook(lambda *_: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            run.generate(torch.tensor([5]), max_new_tokens=2)
+        hook.remove()
+        with pytest.raises(BadInput, match="not whole"), run.question():
+            pass
+        with pytest.raises(BadInput, match="not whole"):
+            run.generate(torch.tensor([5]), max_new_tokens=2)
+        run.prefill(torch.arange(2, 42))
+        with run.question():
+            run.generate(torch.tensor([5]), max_new_tokens=2)
+
+
+def test_a_run_that_has_ended_is_refused() -> None:
+    model = small_model("llama")
+    with evict(model, Noise(), Even(), Highest(), budget=6) as run:
+        run.prefill(torch.arange(2, 42))
+    assert len(run.kept[0][0]) == 6
+    for use in (
+        lambda: model(torch.tensor([[5]]), cache=run.cache),
+        lambda: run.prefill(torch.arange(2, 42)),
+        lambda: run.generate(torch.tensor([5])),
+    ):
+        with pytest.raises(BadInput, match="has ended"):
+            use()
+
+
+@pytest.mark.parametrize("options", [{"num_beams": 3}, {"num_return_sequences": 2, "do_sample": True}])
+def test_several_answers_to_one_question(options: dict[str, Any]) -> None:
+    model = small_model("llama")
+    with evict(model, None) as run:
+        run.prefill(torch.arange(2, 42))
+        torch.manual_seed(0)
+        with run.question():
+            ours = run.generate(torch.tensor([5, 6]), max_new_tokens=6, **options)
+        assert [len(head) for head in run.kept[0]] == [40, 40]
+        with pytest.raises(BadInput, match="inside"):
+            run.generate(torch.tensor([5, 6]), max_new_tokens=6, **options)
+    torch.manual_seed(0)
+    whole = torch.cat([torch.arange(2, 42), torch.tensor([5, 6])])[None]
+    assert torch.equal(ours, model.generate(whole, max_new_tokens=6, **{"do_sample": False, **options})[:, 42:])
+
+
+def test_rows_follow_their_beams() -> None:
+    score = Noise(need=3, seen_types=([],), seen_rows=([],))
+    with evict(small_model("llama"), score, Even(), Highest(), budget=8, decode=Decode()) as run:
+        run.generate(torch.arange(2, 22), max_new_tokens=2)
+        rows = run._compressor.rows()
+        order = torch.tensor([0, 0])
+        run.cache.reorder_cache(order)
+        for number, kept in run._compressor.rows().items():
+            assert torch.equal(kept.queries, rows[number].queries[order])
+        assert len(run.cache.layers[0].lengths) == 4
+
+
+@pytest.mark.parametrize("slack", [0, 3])
+def test_storage_changes_bytes_and_nothing_else_while_decoding(slack: int) -> None:
+    kept, said = {}, {}
+    for storage in ("ragged", "padded", "masked"):
+        with evict(
+            small_model("llama"), Noise(), Slanted(), Highest(), budget=6, storage=storage, decode=Decode(slack=slack)
+        ) as run:
+            run.prefill(torch.arange(2, 42))
+            said[storage] = run.generate(torch.tensor([5, 6]), max_new_tokens=9)
+            kept[storage] = [head.tolist() for layer in run.kept for head in layer]
+    assert kept["ragged"] == kept["padded"] == kept["masked"]
+    assert torch.equal(said["ragged"], said["masked"]) and torch.equal(said["ragged"], said["padded"])
+
+
+def test_a_batch_keeps_while_decoding_what_its_sequences_keep_alone() -> None:
+    model = small_model("llama")
+    ids = torch.randint(2, 97, (2, 30), generator=torch.Generator().manual_seed(8))
+    mask = torch.ones_like(ids)
+    mask[1, :28] = 0
+    steps = torch.randint(2, 97, (9, 1), generator=torch.Generator().manual_seed(9))
+
+    def after(lines: torch.Tensor, seen: torch.Tensor | None) -> list[list[list[int]]]:
+        with evict(model, Noise(), Even(), Highest(), budget=6, decode=Decode(slack=3)) as run:
+            run.prefill(lines, seen)
+            for step in steps:
+                whole = None if seen is None else torch.ones(len(lines), run.cache.get_seq_length() + 1).long()
+                if whole is not None and seen is not None:
+                    whole[:, : seen.shape[1]] = seen
+                read_one(run, step.expand(len(lines), 1), whole)
+            return [[head.tolist() for layer in run.kept_of(b) for head in layer] for b in range(len(lines))]
+
+    together = after(ids, mask)
+    assert together == [after(ids[:1], None)[0], after(ids[1:, 28:], None)[0]]
+
+
+def read_one(run: Any, ids: torch.Tensor, mask: torch.Tensor | None) -> None:
+    with torch.no_grad():
+        positions = None if mask is None else (mask.cumsum(-1) - 1)[:, -1:]
+        run.model(ids, attention_mask=mask, position_ids=positions, cache=run.cache)
+
+
+def test_budgets_in_bytes_hold_everything() -> None:
+    model = small_model("llama")
+    for options in (
+        {"allocator": "contour:floor=2,floor_counts=false"},
+        {"allocator": Even(), "decode": Decode(prompt="on_top")},
+    ):
+        with pytest.raises(BadInput, match="in bytes"), evict(model, Noise(), budget=Budget(nbytes=20480), **options):
+            pass
+    ids, mask = torch.full((2, 20), 5), torch.ones(2, 20).long()
+    mask[1, :19] = 0
+    with evict(model, Noise(), Even(), Highest(), budget=Budget(nbytes=8192)) as run:
+        run.prefill(ids, mask, chunk=8)  # in the first chunk a sequence has nothing but padding
+        assert sum(len(head) for layer in run.kept_of(0) for head in layer) == 8192 // (2 * 16 * 4)
+
+
+def test_the_ledger_knows_batches_of_different_sizes() -> None:
+    with evict(small_model("llama"), Noise(), Even(), Highest(), budget=4) as run:
+        run.prefill(torch.arange(2, 42))
+        run.prefill(torch.arange(2, 42).repeat(3, 1))
+        table = run.ledger.table()
+    assert table.filter(step=0)["sequence"].unique().to_list() == [0]
+    assert table.filter(step=1)["sequence"].unique().sort().to_list() == [0, 1, 2]
+    assert table["kv_head"].max() == 1 and table.height == 4 * 2 * (1 + 3)
+
+
+@dataclass(frozen=True)
+class Nothing(Even):
+    """All entries to the last layer."""
+
+    scope: ClassVar[Scope] = "model"
+
+    def __call__(self, scores: Any, lengths: Any, budgets: Any, first_layer: int, n_layers: int) -> Allocation:
+        counts = [torch.zeros_like(x) for x in lengths]
+        counts[-1] += 4
+        return Allocation(counts)
+
+
+def test_layers_may_be_left_with_nothing() -> None:
+    with evict(small_model("llama"), Noise(), Nothing(), Highest(), budget=1) as run:
+        run.prefill(torch.arange(2, 42))
+        assert [len(head) for layer in run.kept for head in layer] == [0] * 6 + [4, 4]
+        run.generate(torch.tensor([5]), max_new_tokens=2)
+
+
+@dataclass(frozen=True)
+class Wrong(Even):
+    """Returns what an allocator must not."""
+
+    how: str = "float"
+
+    def __call__(self, scores: Any, lengths: Any, budgets: Any, first_layer: int, n_layers: int) -> Allocation:
+        x = lengths[0]
+        counts = {"float": x * 0.5, "shape": x[:1], "negative": x * 0 - 1, "long": x + 1}
+        return Allocation([counts[self.how]])
+
+
+@pytest.mark.parametrize("how", ["float", "shape", "negative", "long"])
+def test_an_allocators_mistakes_are_its_own(how: str) -> None:
+    with (
+        evict(small_model("llama"), Noise(), Wrong(how), Highest(), budget=5) as run,
+        pytest.raises(BadInput, match="allocator slanted"),
+    ):
+        run.prefill(torch.arange(2, 42))
+
+
+@dataclass(frozen=True)
+class Careless(Highest):
+    """Keeps entries that are not held, too."""
+
+    def __call__(self, cells: Any, scores: Any, counts: Any) -> list[torch.Tensor]:
+        return [keep | ~cell.held for keep, cell in zip(super().__call__(cells, scores, counts), cells, strict=True)]
+
+
+def test_a_selector_may_only_keep_what_is_held() -> None:
+    mask = torch.ones(2, 40).long()
+    mask[1, :20] = 0
+    with (
+        evict(small_model("llama"), Noise(), Even(), Careless(), budget=5) as run,
+        pytest.raises(BadInput, match="selector highest"),
+    ):
+        run.prefill(torch.full((2, 40), 5), mask)
