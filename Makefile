@@ -15,6 +15,9 @@ CAPTURE = $(call option,--checkpoint,CHECKPOINT) $(foreach file,$(TEXT),--text "
 AUDIT = $(call option,--model,MODEL) $(call option,--checkpoint,CHECKPOINT) $(call option,--budget,BUDGET) \
 	$(call option,--prompts,PROMPTS) $(call option,--length,LENGTH) $(call option,--batch,BATCH) \
 	$(call option,--seed,SEED) $(call option,--device,DEVICE) $(call option,--dtype,DTYPE) $(call option,--text,TEXT)
+LOSS = $(call option,--model,MODEL) $(call option,--checkpoint,CHECKPOINT) $(call option,--rules,RULES) \
+	$(call option,--s,S) $(call option,--docs,DOCS) $(call option,--length,LENGTH) $(call option,--draws,DRAWS) \
+	$(call option,--seed,SEED) $(call option,--device,DEVICE) $(call option,--dtype,DTYPE) $(call option,--text,TEXT)
 # ROWS is a number of positions for capture, and a file of one's own rows for enumerate.
 ENUMERATE = $(call option,--rule,RULE) $(call option,--search,SEARCH) $(call option,--workers,WORKERS) \
 	$(if $(DROP_SHORT),--drop-short)
@@ -23,7 +26,7 @@ CERTIFY = $(call option,--manifest,MANIFEST) $(call option,--model,MODEL) $(call
 	$(call option,--time-limit,TIME_LIMIT) $(call option,--workers,WORKERS) $(if $(PROOF),--proof) \
 	$(if $(REPLAY_ALL),--replay-all)
 
-.PHONY: all setup help capture enumerate certify analysis figures report audit calibrate models test test-long lint bench hardness \
+.PHONY: all setup help capture enumerate certify analysis figures report audit loss calibrate models test test-long lint bench hardness \
 	clean distclean
 
 all: setup
@@ -49,6 +52,8 @@ help:
 	@echo "make analysis figures report   tables, pictures, the page (OUT= another folder than out)"
 	@echo "make audit                     what every eviction method really holds in a model, and what that buys; then make report"
 	@echo "                               MODEL= CHECKPOINT= BUDGET= PROMPTS= LENGTH= BATCH= SEED= DEVICE= DTYPE= PEER=1"
+	@echo "make loss                      what a better subset of s keys buys the model: cross-entropy; then make report"
+	@echo "                               MODEL= CHECKPOINT= RULES= S= DOCS= LENGTH= DRAWS= SEED= DEVICE= DTYPE= TEXT="
 	@echo "make calibrate MODEL=qwen OUT_FILE=out/qwen.safetensors   statistics of a model's queries, for the score triattention"
 	@echo "make hardness                  the NP-hardness reductions, shown and checked (SEED=)"
 	@echo "make bench                     speed, side by side in one run"
@@ -100,6 +105,12 @@ audit: setup
 	@$(PY) -m eviction audit $(AUDIT)
 	@$(if $(PEER),$(PY) -m eviction audit $(AUDIT) --ask-peer && .venv-kvpress/bin/python peers/kvpress/audit.py \
 		data/audit/kvpress-question.json data/audit/kvpress-answer.json)
+
+# SmolLM2's whole rows take minutes a document: RULES names what is run of it.
+loss: setup
+	@$(if $(MODEL)$(CHECKPOINT),$(PY) -m eviction loss $(LOSS),$(PY) -m eviction loss --model qwen,qwen3,olmo,gemma $(LOSS) && \
+		$(PY) -m eviction loss --model llama --docs 10 \
+		--rules balancing,balancing_flat,balancing_random,optimal_pool $(LOSS))
 
 calibrate: setup
 	@$(if $(OUT_FILE),,echo "make calibrate: set OUT_FILE, such as OUT_FILE=out/qwen.safetensors" >&2; exit 2;) \
@@ -156,7 +167,7 @@ peers: .venv-kvpress/ready
 	@touch $@
 
 clean:
-	rm -rf out data/kv data/rows data/tokens data/subsets data/fits data/manifests data/proofs data/audit
+	rm -rf out data/kv data/rows data/tokens data/subsets data/fits data/manifests data/proofs data/audit data/loss
 
 distclean: clean
 	rm -rf .venv .venv-kvpress *.egg-info

@@ -1,4 +1,4 @@
-"""The command line of eviction: `python -m eviction list`, `audit`, `calibrate`."""
+"""The command line of eviction: `python -m eviction list`, `audit`, `loss`, `calibrate`."""
 
 from pathlib import Path
 from typing import Annotated
@@ -13,6 +13,7 @@ from data import BadInput, Store
 from data.command_line import app, run
 from eviction import audit as audits
 from eviction import listing
+from eviction import loss as losses
 from eviction.calibration import calibrated
 
 ROOT = Store().root
@@ -54,15 +55,36 @@ def audit(
     data: Annotated[Path, typer.Option(help="Folder that holds the artefacts.")] = ROOT,
 ) -> None:
     """Write data/audit: bytes, peak, seconds and needles found of every method at one nominal budget."""
-    if checkpoint is not None:
-        sources = [checkpoints.find(model or None, checkpoint)]
-    else:
-        sources = [checkpoints.find(name, None) for name in (model.split(",") if model else FAMILIES)]
+    sources = _sources(model, checkpoint)
     request = audits.Request(_numbers(budget), prompts, length, seed, batch, device, dtype, text)
     if ask_peer:
         print(audits.ask_peer(Store(data), sources, request))
     else:
         audits.audit(Store(data), sources, request)
+
+
+@application.command()
+def loss(
+    model: Annotated[str, typer.Option(help=f"Families: {', '.join(FAMILIES)}; empty: all, or --checkpoint.")] = "",
+    checkpoint: Annotated[str | None, typer.Option(help="Another checkpoint: Hub name, folder or .gguf file.")] = None,
+    rules: Annotated[str, typer.Option(help="Rules beside dense and top_mass.")] = ",".join(losses.RULES[2:]),
+    s: Annotated[int, typer.Option("--s", help="Keys that a row keeps.")] = 8,
+    docs: Annotated[int, typer.Option(help="Documents whose loss is taken.")] = 12,
+    calibration: Annotated[int, typer.Option(help="Further documents, that tell which cells are flat.")] = 4,
+    length: Annotated[int, typer.Option(help="Tokens of a document.")] = 256,
+    draws: Annotated[int, typer.Option(help="Draws of as many random cells as are flat.")] = 3,
+    nodes: Annotated[int, typer.Option(help="Nodes a row of the search over whole rows.")] = losses.NODES,
+    seed: Annotated[int, typer.Option(help="Seed of the random cells.")] = 0,
+    device: Annotated[str, typer.Option(help="Device, as torch names it.")] = "cpu",
+    dtype: Annotated[str, typer.Option(help="float32, bfloat16 or float16.")] = "float32",
+    text: Annotated[Path, typer.Option(help="Held-out text.", show_default="Austen")] = losses.TEXT,
+    data: Annotated[Path, typer.Option(help="Folder that holds the artefacts.")] = ROOT,
+) -> None:
+    """Write data/loss: the model's cross-entropy when every head attends to s keys, chosen by a rule a row."""
+    request = losses.Request(
+        tuple(rules.split(",")), s, docs, calibration, length, draws, nodes, seed, device, dtype, text
+    )
+    losses.loss(Store(data), _sources(model, checkpoint), request)
 
 
 @application.command()
@@ -83,6 +105,12 @@ def calibrate(
     source = checkpoints.find(model or None, checkpoint)
     calibrated(source, documents.text_files(text), docs, length, device, dtype, skip).save(out)
     print(f"{out}: written")
+
+
+def _sources(model: str, checkpoint: str | None) -> list[checkpoints.Source]:
+    if checkpoint is not None:
+        return [checkpoints.find(model or None, checkpoint)]
+    return [checkpoints.find(name, None) for name in (model.split(",") if model else FAMILIES)]
 
 
 def _numbers(text: str) -> tuple[int, ...]:

@@ -23,11 +23,13 @@ RULES = {  # in the order of the legend and the tables
     BALANCING: "balancing, all cells",
     FLAT: "balancing, flat cells",
     RANDOM: "balancing, as many random cells",
-    "optimal_pool": "optimum of the candidate set",
-    "optimal_half": "optimum of the whole row, mass at least half of top-mass's",
+    "optimal_pool": "optimum, candidate set",
+    "optimal_half": "optimum, whole row, floor ½",
 }
 _DENSE_MARK: dict[str, Any] = {"color": style.MUTED, "marker": "|", "linestyle": "none", "markersize": 9}
-_MODEL_HEIGHT = 0.78  # inches
+_PUBLISHED_LINE: dict[str, Any] = style.PUBLISHED.line(markersize=6, markeredgewidth=0)
+_PUBLISHED_NAME = "published\nfive of eight families"
+_MODEL_HEIGHT = 0.66  # inches
 _ASIDE = 0.15  # models by which two rules' marks stand apart
 
 
@@ -127,9 +129,15 @@ def _ratio(gain: Reals, whole: Reals, drawn: Counts) -> Estimate:
 
 
 def draw(frame: pl.DataFrame, figure: Figure) -> None:
-    """A row per model: on the left the loss less top-mass's, on the right the share of top-mass's cost taken back."""
+    """A row per model: on the left the loss less top-mass's, on the right the share of top-mass's cost taken back.
+
+    The published range has a row of its own, below.
+    """
     models = style.models(frame)
-    figure.set_size_inches(style.PAGE_WIDTH, 1.3 + _MODEL_HEIGHT * len(models))
+    names = [family if family == model else f"{family}\n{style.name_lines(model, 20)}" for family, model in models]
+    given = frame.drop_nulls("published_low").select("published_low", "published_high").unique().rows()
+    names += [_PUBLISHED_NAME for _ in given]
+    figure.set_size_inches(style.PAGE_WIDTH, 1.2 + _MODEL_HEIGHT * len(names))
     figure.set_layout_engine("constrained", w_pad=0.04, h_pad=0.04)
     nats, shares = figure.subplots(1, 2, sharey=True)
     rules = [rule for rule in RULES if rule in frame["rule"].unique().to_list()]
@@ -139,45 +147,39 @@ def draw(frame: pl.DataFrame, figure: Figure) -> None:
         for number, rule in enumerate(rules):
             if rule in own:
                 y = place + (number - (len(rules) - 1) / 2) * _ASIDE
-                _published(nats, y, own[rule])
-                _mark(nats, y, own[rule], "difference", list(RULES).index(rule))
-                _mark(shares, y, own[rule], "recovered", list(RULES).index(rule))
-    for axes, full in ((nats, 0), (shares, 1)):
-        axes.axvline(0, color=style.INK, linewidth=0.6, zorder=0)
+                _mark(nats, y, own[rule], "difference")
+                _mark(shares, y, own[rule], "recovered")
+    for place, ends in enumerate(given, len(models)):
+        nats.plot(ends, [place] * 2, **_PUBLISHED_LINE)
+    nats.axvline(0, color=style.INK, linewidth=0.6, zorder=0)
+    shares.axvline(0, color=style.INK, linewidth=0.6, zorder=0)
+    shares.axvline(1, color=style.MUTED, linewidth=0.8, zorder=0)
+    for axes in (nats, shares):
         axes.tick_params(axis="y", length=0)
-        if full:
-            axes.axvline(full, **{**_DENSE_MARK, "marker": None, "linestyle": "-"}, linewidth=0.8, zorder=0)
-    names = [family if family == model else f"{family}\n{style.name_lines(model, 20)}" for family, model in models]
-    nats.set_yticks(range(len(models)), names)
-    nats.set_ylim(len(models) - 0.45, -0.55)
+        low, high = axes.get_xlim()
+        axes.set_xticks([tick for tick in axes.get_xticks() if low <= tick <= high])
+        axes.set_xlim(low, high)
+    nats.set_yticks(range(len(names)), names)
+    nats.set_ylim(len(names) - 0.5, -0.5)
     nats.set_xlabel(f"loss less top-mass's at s = {budgets(frame)}, nats per token")
-    shares.set_xlabel("share of what top-mass costs over dense attention, taken back")
+    shares.set_xlabel("share of top-mass's cost taken back")
     shares.xaxis.set_major_formatter(PercentFormatter(1.0))
-    style.legend(figure, None, _handles(rules, frame))
+    handles = [Line2D([], [], label=RULES[rule], **_look(rule).line(linestyle="none")) for rule in rules]
+    handles.append(Line2D([], [], label="dense attention", **_DENSE_MARK))
+    if given:
+        handles.append(Line2D([], [], label="published, flat cells", **_PUBLISHED_LINE))
+    style.legend(figure, None, handles)
 
 
-def _mark(axes: Axes, y: float, row: Mapping[str, Any], name: str, number: int) -> None:
-    look = style.look(number)
+def _look(rule: str) -> style.Look:
+    return style.look(list(RULES).index(rule))
+
+
+def _mark(axes: Axes, y: float, row: Mapping[str, Any], name: str) -> None:
+    """A rule's number with its interval; nothing where it is not defined."""
     if row[name] is None:
         return
+    look = _look(row["rule"])
     if row[f"{name}_low"] is not None:
         axes.hlines(y, row[f"{name}_low"], row[f"{name}_high"], color=look.colour, linewidth=0.8)
     axes.plot(row[name], y, **look.line(linestyle="none"))
-
-
-def _published(axes: Axes, y: float, row: Mapping[str, Any]) -> None:
-    if row["published_low"] is not None:
-        ends = [row["published_low"], row["published_high"]]
-        axes.plot(ends, [y] * 2, **style.PUBLISHED.line(markersize=6, markeredgewidth=0))
-
-
-def _handles(rules: list[str], frame: pl.DataFrame) -> list[Line2D]:
-    handles = [
-        Line2D([], [], label=RULES[rule], **style.look(list(RULES).index(rule)).line(linestyle="none"))
-        for rule in rules
-    ]
-    handles.append(Line2D([], [], label="dense attention", **_DENSE_MARK))
-    if frame["published_low"].drop_nulls().len():
-        label = "published, flat cells, five of eight families"
-        handles.append(Line2D([], [], label=label, **style.PUBLISHED.line(markersize=6, markeredgewidth=0)))
-    return handles
