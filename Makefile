@@ -102,6 +102,7 @@ report: setup
 
 # With PEER=1 kvpress answers the same prompts (after `make peers`; minutes for the small models, long for a real one).
 audit: setup
+	@echo "Every method on planted needles: about a minute a small model on two cores, a quarter of an hour for SmolLM2."
 	@$(PY) -m eviction audit $(AUDIT)
 	@$(if $(PEER),$(PY) -m eviction audit $(AUDIT) --ask-peer && .venv-kvpress/bin/python peers/kvpress/audit.py \
 		data/audit/kvpress-question.json data/audit/kvpress-answer.json)

@@ -240,8 +240,8 @@ def test_a_dropped_soft_cap_is_found_out(monkeypatch):
     assert check_faithful(model.model, ids) < 1e-4
     import capture.attention as module
 
-    plain = module._attention
-    monkeypatch.setattr(module, "_attention", lambda *args: plain(*args[:-1], None))
+    plain = module.attention_over_intervals
+    monkeypatch.setattr(module, "attention_over_intervals", lambda *args: plain(*args[:-1], None))
     with pytest.raises(BadInput, match="cannot be captured faithfully"):
         check_faithful(model.model, ids)
 
