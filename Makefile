@@ -144,6 +144,7 @@ bench: setup .venv/peers
 	@OMP_NUM_THREADS=1 $(PY) -m benchmarks.solvers --data out/bench
 	@OMP_NUM_THREADS=1 $(PY) -m benchmarks.growth --data out/bench --data out/bench4096
 	@$(PY) -m benchmarks.capture
+	@$(PY) -m benchmarks.eviction
 
 # SCIP and Gurobi, for `make bench` alone; it goes on without them where they do not install.
 .venv/peers: .venv/ready
