@@ -5,7 +5,7 @@ import io
 import json
 import os
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -214,6 +214,14 @@ def is_current(table: Table, path: Path, provenance: Provenance) -> bool:
         return False
     wanted = json.loads(provenance.to_json(table))
     return all(found[key] == wanted[key] for key in wanted if key != "notes")
+
+
+def refresh(table: Table, path: Path, provenance: Provenance, make: Callable[[], pl.DataFrame]) -> bool:
+    """Write what make() gives to path unless the file there is current; whether it was written."""
+    if is_current(table, path, provenance):
+        return False
+    write(table, make(), path, provenance)
+    return True
 
 
 def sha256(path: Path) -> str:

@@ -11,7 +11,7 @@ from functools import cached_property
 import torch
 from torch.nn.functional import scaled_dot_product_attention
 
-from capture.attention import QUERY_BLOCK, attention_over_intervals, emitted_weights
+from capture.attention import QUERY_BLOCK, emitted_weights
 from eviction.ragged import Padded
 
 
@@ -45,22 +45,6 @@ def queries_of(mask: torch.Tensor, start: int, plain: bool) -> Queries:
     slots = torch.arange(start, start + first.shape[1], device=mask.device)
     real = (last == slots) & (first <= slots)
     return Queries(first, last, start, plain=False, real=None if bool(real.all()) else real)
-
-
-def attention(
-    module: torch.nn.Module,
-    query: torch.Tensor,
-    key: torch.Tensor,
-    value: torch.Tensor,
-    queries: Queries,
-    scale: float,
-    softcap: float | None,
-) -> torch.Tensor:
-    """Attention of the first tokens of a sequence over themselves.
-
-    query (B, H, T, d), key (B, K, T, d), value (B, K, T, dv); returns (B, T, H, dv).
-    """
-    return attention_over_intervals(module, query, key, value, queries.first, queries.last, scale, softcap)
 
 
 def ragged_attention(

@@ -13,6 +13,7 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 import polars as pl
@@ -25,7 +26,7 @@ from capture.checkpoints import Source
 from data import BadInput, Provenance, Store
 from data.command_line import track
 from data.schema import AUDIT
-from data.store import CHECKOUT, code_digest, is_current, sha256, write, write_text
+from data.store import CHECKOUT, code_digest, refresh, sha256, write_text
 from eviction.calibration import calibrated
 from eviction.method import Reconstruction, Score, listed, named
 from eviction.ragged import Storage
@@ -118,12 +119,8 @@ def audit(store: Store, models: Sequence[Source], request: Request) -> list[Path
     paths = []
     for source in models:
         path = store.audit(source.label)
-        provenance = _provenance(source, request)
-        if is_current(AUDIT, path, provenance):
-            print(f"{path}: current, nothing to do")
-        else:
-            write(AUDIT, _audited(source, request), path, provenance)
-            print(f"{path}: written")
+        written = refresh(AUDIT, path, _provenance(source, request), partial(_audited, source, request))
+        print(f"{path}: {'written' if written else 'current, nothing to do'}")
         paths.append(path)
     return paths
 

@@ -10,7 +10,7 @@ from data import BadInput
 from eviction.attention import Queries
 from eviction.budget import Account
 from eviction.method import Allocator, Cells, ContextAndQuestionRows, ContextRows, Reconstruction, Score, Selector
-from eviction.ragged import Padded, RaggedCache, unique_bytes
+from eviction.ragged import Padded, Page, RaggedCache, unique_bytes
 from eviction.rotary import Rotary
 
 AnyRows = ContextRows | ContextAndQuestionRows
@@ -46,15 +46,17 @@ class Compressor:
     device: torch.device
     seconds: float = 0.0
     peak: int = 0
-    pinned: tuple[int, ...] = ()  # per sequence, latest-read prompt tokens that stay, whatever their score
+    pinned: tuple[int, ...] = ()  # per sequence, tokens of the prompt, which stay whatever their score
     on_top: bool = False  # whether pinned tokens are on top of the budget
     _scores: dict[int, torch.Tensor] = field(default_factory=dict)  # of the held entries, cell by cell
     _rows: dict[int, AnyRows] = field(default_factory=dict)  # latest of the chunk before, by layer
+    _side_by_side: tuple[list[Page], Cells, Padded] | None = None  # the layer last looked at, as long as it holds that
 
     def forget(self) -> None:
         """Forget the text at hand."""
         self._scores.clear()
         self._rows.clear()
+        self._side_by_side = None
         self.pinned = ()
 
     def extra(self, batch: int) -> tuple[int, ...]:
@@ -149,6 +151,7 @@ class Compressor:
             cells.append(mine)
             candidates.append(held)
             scores.append(spread)
+        self._side_by_side = None
         counts = self._allocate(cells, scores, due)
         if counts is not None:
             selector = self.method.selector
@@ -218,27 +221,29 @@ class Compressor:
 
     def _cells(self, number: int, batch: int) -> tuple[Cells, Padded]:
         layer, padding = self.cache.layers[number], self.cache.padding
+        if self._side_by_side is not None and self._side_by_side[0] == layer.pages:
+            return self._side_by_side[1:]
         held = layer.candidates()
         kv_heads, longest = self.cache.shapes[number].kv_heads, held.keys.shape[1]
-        seen = padding.seen(batch)
         cells = Cells(
             layer=number,
             n_layers=len(self.cache.layers),
             keys=held.keys.view(batch, kv_heads, longest, held.keys.shape[-1]),
             values=held.values.view(batch, kv_heads, longest, held.values.shape[-1]),
             positions=padding.positions(held.slots.view(batch, kv_heads, longest)),
-            seen=seen,
+            seen=padding.tokens,
             budget=self._budget(number),
             rotary=self.rotary[number],
             output_weight=self.output_weights[number],
             memory=layer.memory,
             pinned=self.pinned,
         )
+        self._side_by_side = list(layer.pages), cells, held
         return cells, held
 
     def _budget(self, number: int) -> int:
         """Average entries of a KV head of the layer, for the longest sequence."""
-        return self.account.layer_budgets(max(self.cache.padding.seen(1)))[number]
+        return self.account.layer_budgets(max(self.cache.padding.tokens))[number]
 
     def _needed(self, number: int, rows: AnyRows, need: int | None, more_to_come: bool) -> AnyRows:
         """The rows that a score reads: the pass's own and, within a text read in chunks, the latest before it."""

@@ -17,6 +17,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -34,7 +35,7 @@ from capture.streaming import batch_of
 from data import BadInput, Provenance, Store
 from data.command_line import track
 from data.schema import LOSS
-from data.store import CHECKOUT, code_digest, is_current, sha256, write
+from data.store import CHECKOUT, code_digest, refresh, sha256
 from solvers import Instance, certify, extra_keys, kernels
 from solvers.balancing import LARGEST_ENUMERATED_BUDGET
 from solvers.branch_and_bound import NO_LIMIT, PROOF_GAP
@@ -254,12 +255,8 @@ def loss(store: Store, models: Sequence[Source], request: Request) -> list[Path]
     paths = []
     for source in models:
         path = store.loss(source.label)
-        provenance = _provenance(source, request)
-        if is_current(LOSS, path, provenance):
-            print(f"{path}: current, nothing to do")
-        else:
-            write(LOSS, _measured(source, request), path, provenance)
-            print(f"{path}: written")
+        written = refresh(LOSS, path, _provenance(source, request), partial(_measured, source, request))
+        print(f"{path}: {'written' if written else 'current, nothing to do'}")
         paths.append(path)
     return paths
 

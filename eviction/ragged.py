@@ -9,7 +9,7 @@ one (a snapshot) holds it unchanged.
 """
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Literal
 
@@ -303,11 +303,16 @@ class RaggedCache(Cache):
 
 @dataclass
 class Padding:
-    """Which slots hold tokens. real (B, N) bool, or None as long as none was padding."""
+    """Which slots hold tokens. slots: how many were fed. tokens: how many of them are tokens, per sequence.
 
-    real: torch.Tensor | None = None
+    real (B, slots) bool, and index (B, slots) int32, the true position of each slot's token (of the token before, for
+    padding); both None as long as none was padding.
+    """
+
     slots: int = 0
-    index: torch.Tensor | None = field(default=None, repr=False)
+    tokens: tuple[int, ...] = ()
+    real: torch.Tensor | None = None
+    index: torch.Tensor | None = None
 
     @property
     def tensors(self) -> list[torch.Tensor]:
@@ -316,11 +321,17 @@ class Padding:
 
     def extend(self, real: torch.Tensor | None, batch: int, count: int, device: torch.device) -> None:
         """Note `count` further slots; real (B, count) bool, None if all are tokens."""
+        before = self.tokens or (0,) * batch
         if real is not None or self.real is not None:
-            past = torch.ones(batch, self.slots, dtype=torch.bool, device=device) if self.real is None else self.real
+            if self.real is None or self.index is None:
+                self.real = torch.ones(batch, self.slots, dtype=torch.bool, device=device)
+                self.index = torch.arange(self.slots, dtype=torch.int32, device=device).expand(batch, -1)
             new = torch.ones(batch, count, dtype=torch.bool, device=device) if real is None else real
-            self.real = torch.cat([past, new], dim=1)
-            self.index = (self.real.long().cumsum(1) - 1).int()
+            start = torch.tensor(before, dtype=torch.int32, device=device)[:, None]
+            self.real = torch.cat([self.real, new], dim=1)
+            self.index = torch.cat([self.index, start + new.cumsum(1, dtype=torch.int32) - 1], dim=1)
+        added = (count,) * batch if real is None else real.sum(1).tolist()
+        self.tokens = tuple(a + b for a, b in zip(before, added, strict=True))
         self.slots += count
 
     def positions(self, slots: torch.Tensor) -> torch.Tensor:
@@ -331,18 +342,15 @@ class Padding:
         found = self.index.long().gather(1, flat.clamp(min=0, max=self.index.shape[1] - 1))
         return torch.where(flat >= 0, found, BLANK).reshape(slots.shape)
 
-    def seen(self, batch: int) -> tuple[int, ...]:
-        """Tokens read so far, per sequence."""
-        return (self.slots,) * batch if self.real is None else tuple(self.real.sum(1).tolist())
-
     def reorder(self, order: torch.Tensor) -> None:
         """Sequence b becomes the former sequence order[b]."""
+        self.tokens = tuple(self.tokens[b] for b in order.tolist())
         if self.real is not None and self.index is not None:
             self.real, self.index = self.real[order.to(self.real.device)], self.index[order.to(self.index.device)]
 
     def copy(self) -> "Padding":
         """An independent copy; tensors are never written to and are shared."""
-        return Padding(self.real, self.slots, self.index)
+        return replace(self)
 
 
 def unique_bytes(tensors: Iterable[torch.Tensor]) -> int:
@@ -358,8 +366,8 @@ def page_of(keys: torch.Tensor, values: torch.Tensor, slots: torch.Tensor, real:
     """
     batch, kv_heads, count, _ = keys.shape
     if real is None:
-        copies = [x.reshape(-1, x.shape[-1]).clone() for x in (keys, values)]
-        return Page(copies[0], copies[1], slots.repeat(batch * kv_heads), (count,) * (batch * kv_heads))
+        own = [x.clone(memory_format=torch.contiguous_format).flatten(0, 2) for x in (keys, values)]
+        return Page(own[0], own[1], slots.repeat(batch * kv_heads), (count,) * (batch * kv_heads))
     everywhere = real[:, None].expand(batch, kv_heads, count)
     lengths = tuple(n for n in real.sum(1).tolist() for _ in range(kv_heads))
     return Page(keys[everywhere], values[everywhere], slots.expand(batch, kv_heads, count)[everywhere], lengths)

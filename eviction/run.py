@@ -12,9 +12,9 @@ import torch
 from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
 from transformers.masking_utils import causal_mask_function
 
-from capture.attention import HARMLESS_TENSORS, visible_intervals
+from capture.attention import HARMLESS_TENSORS, attention_over_intervals, visible_intervals
 from data import BadInput
-from eviction.attention import Queries, attention, queries_of, ragged_attention
+from eviction.attention import Queries, queries_of, ragged_attention
 from eviction.budget import Account, Budget, as_budget
 from eviction.cadence import Decode, refuse_pinned
 from eviction.compression import AnyRows, Compressor, Method, no_rows, rows_of
@@ -216,9 +216,12 @@ class Run:
         for layer in self.cache.layers:
             layer.closed = True
 
-    def _check_usable(self) -> None:
+    def _check_open(self) -> None:
         if self._ended:
             raise BadInput("the run has ended: use it inside its with block")
+
+    def _check_usable(self) -> None:
+        self._check_open()
         if self._broken:
             raise BadInput(f"the cache is not whole after an error ({self._broken}): call run.reset()")
 
@@ -358,7 +361,10 @@ class Run:
             nothing = torch.tensor([kv_length, -1], device=mask.device)
             mask = torch.where(attention_mask[:, None, q_offset:, None], mask, nothing)
         plain = mask_function is causal_mask_function and not padded
-        self._masks[id(mask)] = mask, queries_of(mask, q_offset, plain)
+        queries = queries_of(mask, q_offset, plain)
+        if queries.real is not None and bool((queries.real.any(1) & ~queries.real[:, -1]).any()):
+            raise BadInput("attention_mask: padding after tokens: expected it on the left")
+        self._masks[id(mask)] = mask, queries
         return mask
 
     def _before(self, decoder: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -420,7 +426,7 @@ class Run:
         self._decoded += 1
         if self._decoded % self.decode.every:
             return None
-        seen = self.cache.padding.seen(self._batch)
+        seen = self.cache.padding.tokens
         return self._account.exceeding(seen, coming, self._compressor.extra(self._batch), self.decode.slack)
 
     def _attend(
@@ -459,8 +465,6 @@ class Run:
                 f" where the configuration says {shape.kv_heads}, {shape.entry_bytes}, {shape.window}: not supported"
             )
         queries = self._masks[id(attention_mask)][1]
-        if queries.real is not None and bool((queries.real.any(1) & ~queries.real[:, -1]).any()):
-            raise BadInput("attention_mask: padding after tokens: expected it on the left")
         if number == 0:
             self.cache.padding.extend(queries.real, query.shape[0], query.shape[2], query.device)
             self._batch = query.shape[0]
@@ -471,11 +475,13 @@ class Run:
         self._used[number] = layer.lengths
         self._account.hold(number, layer.seen_lengths)
         if not self._compressing:
-            self._account.appended(self.cache.padding.seen(query.shape[0]), self._method.score is not None)
+            self._account.appended(self.cache.padding.tokens, self._method.score is not None)
         if queries.start == 0:
             output = attended
             if output is None:
-                output = attention(module, query, key, value, queries, scale, softcap)
+                output = attention_over_intervals(
+                    module, query, key, value, queries.first, queries.last, scale, softcap
+                )
             self._note(number, 0)
         else:
             held = padded(layer.pages)
@@ -511,7 +517,7 @@ class Run:
         if self._compressing:
             if not self._method.by_layer:
                 self._decide(range(len(self.cache.layers)))
-            self._account.close(self.cache.padding.seen(batch), self._compressor.extra(batch), self._due)
+            self._account.close(self.cache.padding.tokens, self._compressor.extra(batch), self._due)
         self._masks.clear()
         self._open = False
         phase: Phase = "question" if self._tokens > 1 else "decode"
@@ -587,7 +593,7 @@ class Run:
         for number in range(len(cache.layers)):
             self._compressor.weigh(number, no_rows(batch, ids.device), more_to_come=False)
         self._decide(range(len(cache.layers)))
-        self._account.close(cache.padding.seen(batch), self._compressor.extra(batch), None)
+        self._account.close(cache.padding.tokens, self._compressor.extra(batch), None)
 
     def _prompt_read(self, batch: int) -> None:
         """The whole prompt is in the cache: what follows is appended to pages of its own."""
@@ -596,7 +602,7 @@ class Run:
             if self.decode is None:  # nothing more is scored
                 layer.memory.clear()
         if self.decode is not None and self.decode.prompt != "free":
-            self._compressor.pinned = seen = self.cache.padding.seen(batch)
+            self._compressor.pinned = seen = self.cache.padding.tokens
             if self.decode.prompt == "pinned" and self.budget is not None:
                 for count in seen:
                     refuse_pinned(count, self.budget.per_head(self.cache.shapes, count))
@@ -609,8 +615,7 @@ class Run:
         kind: type[ContextRows] | type[ContextAndQuestionRows],
     ) -> torch.Tensor:
         ids = _two_dimensional(ids).to(self.model.device)
-        if self._ended:
-            self._check_usable()
+        self._check_open()
         if chunk is not None:
             check_whole("prefill", "chunk", chunk, least=1)
         attention_mask = _mask_like(attention_mask, ids)

@@ -761,12 +761,24 @@ def drawn(state, below):
 
 
 @nb.njit(cache=True, error_model="numpy")
+def products_of(a):
+    """The Gram matrix of the steps, (n, n): a_i . a_j to within d u |a_i| |a_j|."""
+    n = a.shape[0]
+    products = np.empty((n, n))
+    for i in range(n):
+        for j in range(i + 1):
+            products[i, j] = dot(a[i], a[j])
+            products[j, i] = products[i, j]
+    return products
+
+
+@nb.njit(cache=True, error_model="numpy")
 def best_swaps(gram, w, subset, inside, moved, least_mass):
     """Swaps of largest decrease of e_s, as balance() makes them, by the Gram matrix of the steps; changes `subset`.
 
-    With it a swap costs s n instead of s n d. A subset of less than least_mass gains the mass first, if one swap
-    can do that. Its squares lose digits where y_A is far smaller than the steps, so what
-    it finds is to be evaluated from its keys. moved (n,) is work space: a_j . y_A.
+    With it a swap costs s n instead of s n d. A subset of less than least_mass gains the mass first, if one swap can do
+    that. Its squares lose digits where y_A is far smaller than the steps, so what it finds is to be evaluated from its
+    keys. moved (n,) is work space: a_j . y_A.
     """
     n, s = w.shape[0], subset.shape[0]
     moved[:] = 0.0
@@ -803,15 +815,11 @@ def kicked(a, w, start, least_mass, kicks, deadline):
     """The best subset that swaps find from kicked copies of the best so far (iterated local search).
 
     Keys should come by falling reach: a kick puts keys drawn at random, mostly from the first ones, in the place of 1
-    to s / 4 drawn members. The draws are the same each time, so the
-    result is repeatable unless the clock (`deadline`) ends it. Returns the subset and its error.
+    to s / 4 drawn members. The draws are the same each time, so the result is repeatable unless the clock (`deadline`)
+    ends it. Returns the subset and its error.
     """
     n, s = a.shape[0], start.shape[0]
-    gram = np.empty((n, n))
-    for i in range(n):
-        for j in range(i + 1):
-            gram[i, j] = dot(a[i], a[j])
-            gram[j, i] = gram[i, j]
+    gram = products_of(a)
     best_set, trial, total = start.copy(), start.copy(), np.empty(a.shape[1])
     best = error_of(a, w, best_set, total)
     state = np.uint64(20_081_110)
@@ -1409,18 +1417,6 @@ def search(a, w, distances, start, target, gap, floor, least_mass, node_limit, d
 
 # ----------------------------------------------------------------------------------------------------------------
 # Branch and bound among few keys
-
-
-@nb.njit(cache=True, error_model="numpy")
-def products_of(a):
-    """The Gram matrix of the steps, (n, n): a_i . a_j to within d u |a_i| |a_j|."""
-    n = a.shape[0]
-    products = np.empty((n, n))
-    for i in range(n):
-        for j in range(i + 1):
-            products[i, j] = dot(a[i], a[j])
-            products[j, i] = products[i, j]
-    return products
 
 
 @nb.njit(cache=True, error_model="numpy")

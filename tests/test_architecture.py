@@ -66,7 +66,8 @@ def test_main_modules_hold_no_worker_functions() -> None:
 
 
 def test_the_project_refers_to_nothing_outside_itself() -> None:
-    for path in [*FILES, *sorted((ROOT / "tests").glob("*.py")), ROOT / "Makefile", ROOT / "README.md"]:
+    scripts = [*sorted((ROOT / "tests").glob("*.py")), *sorted((ROOT / "peers").rglob("*.py"))]
+    for path in [*FILES, *scripts, ROOT / "Makefile", ROOT / "README.md"]:
         text = path.read_text("utf-8")
         for word in ("../" + "shared", "/" + "work/", "/" + "tmp/"):
             assert word not in text, f"{path}: {word}"

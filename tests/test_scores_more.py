@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from data import BadInput
@@ -299,7 +299,14 @@ def test_criticalkv_is_its_formula(case, first, epsilon):
     share = 0 if first == 0 else max(1, int(first * case.cells.budget))
 
     def oracle(b, k):
-        return loop_criticalkv(loop_tova(case, b, k, False), loop_norms(case, b, k), share, epsilon)
+        base = loop_tova(case, b, k, False)
+        ranked = sorted(base, reverse=True)
+        if 0 < share < len(ranked) and math.isfinite(ranked[share - 1]):
+            # equal weights that were computed in float32 may differ in the last bit, and then either may be first;
+            # those of 0 are equal to the bit
+            gap, largest = ranked[share - 1] - ranked[share], max(x for x in ranked if math.isfinite(x))
+            assume(gap > 4 * ROUNDING * largest or ranked[share - 1] == 0.0)
+        return loop_criticalkv(base, loop_norms(case, b, k), share, epsilon)
 
     assert_scores(CriticalKV("tova:heads=group", epsilon, first), case, oracle)
 
