@@ -789,10 +789,10 @@ def test_rows_follow_their_beams() -> None:
     score = Noise(need=3, seen_types=([],), seen_rows=([],))
     with evict(small_model("llama"), score, Even(), Highest(), budget=8, decode=Decode()) as run:
         run.generate(torch.arange(2, 22), max_new_tokens=2)
-        rows = run._compressor.rows()
+        rows = run._passes.compressor.rows()
         order = torch.tensor([0, 0])
         run.cache.reorder_cache(order)
-        for number, kept in run._compressor.rows().items():
+        for number, kept in run._passes.compressor.rows().items():
             assert torch.equal(kept.queries, rows[number].queries[order])
         assert len(run.cache.layers[0].lengths) == 4
 
