@@ -26,7 +26,7 @@ CERTIFY = $(call option,--manifest,MANIFEST) $(call option,--model,MODEL) $(call
 	$(call option,--time-limit,TIME_LIMIT) $(call option,--workers,WORKERS) $(if $(PROOF),--proof) \
 	$(if $(REPLAY_ALL),--replay-all)
 
-.PHONY: all setup help capture enumerate certify analysis figures report audit loss calibrate models test test-long lint bench hardness \
+.PHONY: all setup help capture enumerate certify analysis figures report audit loss calibrate routes models test test-long lint bench hardness \
 	clean distclean
 
 all: setup
@@ -54,7 +54,11 @@ help:
 	@echo "                               MODEL= CHECKPOINT= BUDGET= PROMPTS= LENGTH= BATCH= SEED= DEVICE= DTYPE= PEER=1"
 	@echo "make loss                      what a better subset of s keys buys the model: cross-entropy; then make report"
 	@echo "                               MODEL= CHECKPOINT= RULES= S= DOCS= LENGTH= DRAWS= SEED= DEVICE= DTYPE= TEXT="
-	@echo "make calibrate MODEL=qwen OUT_FILE=out/qwen.safetensors   statistics of a model's queries, for the score triattention"
+	@echo "make calibrate MODEL=qwen OUT_FILE=out/qwen.safetensors   statistics of a model's queries, for the score triattention;"
+	@echo "                               GENERATE=128: of what it writes after a text, TRACES=1: of a TEXT= it wrote (score Q_stats)"
+	@echo "                               CHECKPOINT= TEXT= DOCS= LENGTH= TEMPERATURE= SEED= DEVICE= DTYPE="
+	@echo "make routes MODEL=qwen OUT_FILE=out/routes.safetensors    which heads keep by attention, for the score static_route"
+	@echo "                               CHECKPOINT= TEXT= DOCS= LENGTH= SCORE= BUDGET= DEVICE= DTYPE="
 	@echo "make hardness                  the NP-hardness reductions, shown and checked (SEED=)"
 	@echo "make bench                     speed, side by side in one run"
 	@echo "make peers                     kvpress 0.5.5 in an environment of its own, .venv-kvpress (1.4 GB)"
@@ -117,6 +121,14 @@ calibrate: setup
 	@$(if $(OUT_FILE),,echo "make calibrate: set OUT_FILE, such as OUT_FILE=out/qwen.safetensors" >&2; exit 2;) \
 	$(PY) -m eviction calibrate --out "$(OUT_FILE)" $(call option,--model,MODEL) $(call option,--checkpoint,CHECKPOINT) \
 		$(foreach file,$(TEXT),--text "$(file)") $(call option,--docs,DOCS) $(call option,--length,LENGTH) \
+		$(call option,--generate,GENERATE) $(call option,--temperature,TEMPERATURE) $(call option,--seed,SEED) \
+		$(if $(TRACES),--traces) $(call option,--device,DEVICE) $(call option,--dtype,DTYPE)
+
+routes: setup
+	@$(if $(OUT_FILE),,echo "make routes: set OUT_FILE, such as OUT_FILE=out/routes.safetensors" >&2; exit 2;) \
+	$(PY) -m eviction routes --out "$(OUT_FILE)" $(call option,--model,MODEL) $(call option,--checkpoint,CHECKPOINT) \
+		$(foreach file,$(TEXT),--text "$(file)") $(call option,--docs,DOCS) $(call option,--length,LENGTH) \
+		$(call option,--score,SCORE) $(call option,--budget,BUDGET) \
 		$(call option,--device,DEVICE) $(call option,--dtype,DTYPE)
 
 hardness: setup
@@ -145,6 +157,7 @@ bench: setup .venv/peers
 	@OMP_NUM_THREADS=1 $(PY) -m benchmarks.growth --data out/bench --data out/bench4096
 	@$(PY) -m benchmarks.capture
 	@$(PY) -m benchmarks.eviction
+	@$(PY) -m benchmarks.methods
 
 # SCIP and Gurobi, for `make bench` alone; it goes on without them where they do not install.
 .venv/peers: .venv/ready

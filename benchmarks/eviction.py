@@ -117,15 +117,16 @@ def _steps(
             raise BadInput(f"the ragged cache holds {share:.3f} of the dense cache's bytes: expected at most 1")
         for _ in range(steps):
             for taken, model, cache in ((times[0], plain, dense), (times[1], evicted, ours.cache)):
-                _wait(model)
+                wait(model)
                 began = time.perf_counter()
                 model(token, cache=cache, use_cache=True)
-                _wait(model)
+                wait(model)
                 taken.append((time.perf_counter() - began) * 1e3)
     return statistics.median(times[0]), statistics.median(times[1]), share
 
 
-def _wait(model: PreTrainedModel) -> None:
+def wait(model: PreTrainedModel) -> None:
+    """Until the device has done what it was given: a clock read after it is true."""
     if model.device.type == "cuda":
         torch.cuda.synchronize(model.device)
 

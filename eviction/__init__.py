@@ -3,7 +3,20 @@
 from eviction.budget import Budget, BudgetExceeded
 from eviction.cadence import Decode
 from eviction.ledger import Ledger
-from eviction.method import Allocator, Score, Selector
+from eviction.method import Allocator, Anchors, Schedule, Score, Selector, State
 from eviction.run import Run, evict
 
-__all__ = ["Allocator", "Budget", "BudgetExceeded", "Decode", "Ledger", "Run", "Score", "Selector", "evict"]
+__all__ = [
+    "Allocator",
+    "Anchors",
+    "Budget",
+    "BudgetExceeded",
+    "Decode",
+    "Ledger",
+    "Run",
+    "Schedule",
+    "Score",
+    "Selector",
+    "State",
+    "evict",
+]

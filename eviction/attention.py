@@ -12,6 +12,7 @@ import torch
 from torch.nn.functional import scaled_dot_product_attention
 
 from capture.attention import QUERY_BLOCK, emitted_weights
+from eviction.basis import Basis
 from eviction.ragged import Padded
 
 
@@ -48,11 +49,19 @@ def queries_of(mask: torch.Tensor, start: int, plain: bool) -> Queries:
 
 
 def ragged_attention(
-    query: torch.Tensor, held: Padded, all_seen: bool, queries: Queries, scale: float, softcap: float | None
+    query: torch.Tensor,
+    held: Padded,
+    all_seen: bool,
+    queries: Queries,
+    scale: float,
+    softcap: float | None,
+    basis: Basis | None = None,
 ) -> tuple[torch.Tensor, int]:
     """Attention over held entries, those of the pass included; with the bytes of the mask it needed.
 
-    query (B, H, T, d); held: B * K cells; all_seen: no slot of a held entry is negative. Returns (B, T, H, dv).
+    query (B, H, T, d); held: B * K cells; all_seen: no slot of a held entry is negative. Returns (B, T, H, dv). An
+    entry that stands for N tokens weighs as N entries of its key: log N is added to its logit, after the soft-cap.
+    basis: what the held values are codes in; the codes are averaged, and the average alone is decoded.
     """
     batch, heads, count, width = query.shape
     cells, longest = held.keys.shape[:2]
@@ -62,9 +71,11 @@ def ragged_attention(
     values = held.values.view(batch, kv_heads, longest, -1)
     everything = count == 1 and queries.plain and all_seen and len(set(held.lengths)) == 1
     slots = None if everything else held.slots.view(batch, kv_heads, 1, longest)
+    log_mass = None if held.mass is None else held.mass.float().log().view(batch, kv_heads, 1, longest)
     # a padding query reads its own slot, so that its row stays finite; no token ever sees it
     nothing = None if queries.plain else queries.last < queries.first
     outputs, mask_bytes = [], 0
+    mass_bytes = 0 if log_mass is None else log_mass.nbytes
     for begin in range(0, count, QUERY_BLOCK):
         rows = slice(begin, begin + QUERY_BLOCK)
         part = query[:, :, rows].reshape(batch, kv_heads, -1, width)  # a KV head's queries, group by group
@@ -76,10 +87,32 @@ def ragged_attention(
                 visible |= nothing[:, None, rows, None]
             visible = visible[:, :, None].expand(-1, -1, groups, -1, -1).reshape(batch, kv_heads, -1, longest)
             mask_bytes = max(mask_bytes, visible.nbytes)
-        if softcap is None:
+        if softcap is None and log_mass is None:
             output = scaled_dot_product_attention(part, keys, values, attn_mask=visible, scale=scale)
         else:
             shown = visible if visible is not None else torch.ones((), dtype=torch.bool, device=keys.device)
-            output = emitted_weights(part, keys, shown, scale, softcap) @ values
-        outputs.append(output.reshape(batch, heads, -1, values.shape[-1]))
-    return torch.cat(outputs, dim=2).transpose(1, 2).contiguous(), mask_bytes
+            if log_mass is None:
+                output = emitted_weights(part, keys, shown, scale, softcap) @ values
+            else:
+                output = _weights(part, keys, shown, scale, softcap, log_mass) @ values
+        if basis is not None:
+            output = basis.decoded(output.flatten(0, 1))
+        outputs.append(output.reshape(batch, heads, -1, output.shape[-1]))
+    return torch.cat(outputs, dim=2).transpose(1, 2).contiguous(), mask_bytes + mass_bytes
+
+
+def _weights(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    visible: torch.Tensor,
+    scale: float,
+    softcap: float | None,
+    log_mass: torch.Tensor,
+) -> torch.Tensor:
+    """emitted_weights with log_mass (..., 1, m) float32 added to the logits; (..., n, m)."""
+    logits = query @ key.transpose(-1, -2) * scale
+    if softcap is not None:
+        logits = torch.tanh(logits / softcap) * softcap
+    # float32 from here on: in bf16 the logarithm of a few hundred is off by a hundredth
+    logits = (logits + log_mass).masked_fill(~visible, -torch.inf)
+    return torch.softmax(logits, dim=-1, dtype=torch.float32).to(query.dtype)

@@ -27,12 +27,16 @@ from data import BadInput, Provenance, Store
 from data.command_line import track
 from data.schema import AUDIT
 from data.store import CHECKOUT, code_digest, refresh, sha256, write_text
-from eviction.calibration import calibrated
+from eviction.calibration import Generation, calibrated
 from eviction.method import Reconstruction, Score, listed, named
 from eviction.ragged import Storage
 from eviction.replay import Recording, recorded, replayed
+from eviction.routing import routed
 from eviction.run import Run, evict
+from eviction.scores.direction_bonus import DirectionBonus
 from eviction.scores.kvzip import KVzip
+from eviction.scores.recalibrated import QStats
+from eviction.scores.static_route import StaticRoute
 from eviction.scores.triattention import TriAttention
 from eviction.tasks.needle import Needle, needles
 
@@ -73,6 +77,8 @@ COMBINATIONS = (
     Method("kvzip+contour", "kvzip", "contour"),
     Method("triattention+shared", "triattention", "uniform", "shared"),
     Method("triattention+alpha", "triattention", "uniform", "alpha:score_scale=raw"),
+    Method("Q_stats+shared", "Q_stats", "uniform", "shared"),
+    Method("variant_b+shared", "variant_b", "uniform", "shared"),
 )
 
 
@@ -313,16 +319,24 @@ def _run(
 
 
 def _prepared(source: Source, request: Request) -> dict[str, Score]:
-    """The scores that need more than a name: words of the model's own, or statistics of its queries.
+    """The scores that need more than a name: words of the model's own, statistics of its queries, routes of its heads.
 
-    TriAttention is calibrated on documents of the text that the prompts' prose is from: its statistics know the prose,
-    not the needles.
+    They are measured on documents of the text that the prompts' prose is from: they know the prose, not the needles.
+    Traces for Q_stats begin with half a document, which the model writes to its end, greedily. Routes are of SnapKV and
+    of the first budget asked for, and the last quarter of a document is read after it.
     """
     length = min(request.length, source.length)
-    queries = calibrated(source, [request.text], CALIBRATION_DOCUMENTS, length, request.device, request.dtype)
+    on, half, quarter = (request.device, request.dtype), max(1, length // 2), max(1, length // 4)
+    text, docs, budget = [request.text], CALIBRATION_DOCUMENTS, min(request.budgets[0], half)
+    read = TriAttention(statistics=calibrated(source, text, docs, length, *on))
+    written = calibrated(source, text, docs, length - half, *on, generation=Generation(half))
+    routes = routed(source, text, "snapkv", budget, docs, length, quarter, *on)
     return {
         KVzip.name: KVzip.asking(checkpoints.load_tokenizer(source)),
-        TriAttention.name: TriAttention(statistics=queries),
+        TriAttention.name: read,
+        QStats.name: QStats(statistics=written),
+        DirectionBonus.name: DirectionBonus(base=read),
+        StaticRoute.name: StaticRoute(routes=routes),
     }
 
 

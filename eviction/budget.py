@@ -6,6 +6,7 @@ from fractions import Fraction
 from numbers import Integral
 
 from data import BadInput
+from eviction.method import Schedule
 from eviction.ragged import LayerShape
 
 
@@ -83,32 +84,63 @@ class Account:
 
     shapes: of the layers. extra: entries per KV head that an allocator states to keep on top of the budget. enforced:
     False where the storage holds more than was selected by design (padded, masked): then nothing is raised after a
-    compression, and whoever reports the run must say so.
+    compression, and whoever reports the run must say so. schedule: levels of the rounds of an answer; the prompt's own
+    compressions are at the nominal budget.
     """
 
-    def __init__(self, budget: Budget | None, shapes: Sequence[LayerShape], extra: int, enforced: bool) -> None:
+    def __init__(
+        self, budget: Budget | None, shapes: Sequence[LayerShape], extra: int, enforced: bool, schedule: Schedule
+    ) -> None:
         self.budget, self.shapes, self.extra, self.enforced = budget, tuple(shapes), extra, enforced
+        self.schedule = schedule
         self.reset()
 
     def reset(self) -> None:
         """A new sequence begins."""
         self._held: list[tuple[int, ...]] = [()] * len(self.shapes)  # per layer, per sequence
         self._limits: list[int] = []  # per sequence, once something was compressed
+        self._rounds: list[int] = []  # per sequence, of the answer that are done; empty: none of any
 
-    def layer_budgets(self, seen: int) -> list[int]:
-        """Average entries of a KV head, layer by layer, after `seen` tokens."""
+    def state(self) -> tuple[list[int], list[int]]:
+        """What is known of the sequences beside what they hold, for putting it back later."""
+        return list(self._limits), list(self._rounds)
+
+    def put_back(self, state: tuple[list[int], list[int]]) -> None:
+        """What is known of the sequences is what was known then."""
+        limits, rounds = state
+        self._limits, self._rounds = list(limits), list(rounds)
+
+    def reorder(self, order: Sequence[int]) -> None:
+        """Sequence b becomes the former sequence order[b]."""
+        self._limits = [self._limits[b] for b in order] if self._limits else []
+        self._rounds = [self._rounds[b] for b in order] if self._rounds else []
+
+    def rounds(self, batch: int) -> list[int]:
+        """Which round of the answer is next, for each sequence."""
+        return list(self._rounds) or [0] * batch
+
+    def layer_budgets(self, seen: int, number: int | None = None) -> list[int]:
+        """Average entries of a KV head, layer by layer, after `seen` tokens.
+
+        number: at the level of this round of the answer; None: at the nominal budget.
+        """
         assert self.budget is not None
         level = self.budget.per_head(self.shapes, seen)
+        if number is not None:
+            level = self.schedule.level(level, number)
+            if not isinstance(level, int) or level < 1:
+                name = self.schedule.name
+                raise BadInput(f"schedule {name}: round {number} at {level}: expected a whole number of at least 1")
         return [min(level, shape.holds(seen)) for shape in self.shapes]
 
-    def layer_limits(self, seen: int, on_top: int = 0) -> list[int]:
+    def layer_limits(self, seen: int, on_top: int = 0, number: int | None = None) -> list[int]:
         """layer_budgets with what the allocator and a pinned prompt add to them, as far as the layer can hold it."""
-        pairs = zip(self.shapes, self.layer_budgets(seen), strict=True)
+        pairs = zip(self.shapes, self.layer_budgets(seen, number), strict=True)
         return [min(budget + self.extra + on_top, shape.holds(seen)) for shape, budget in pairs]
 
-    def limit(self, seen: int, on_top: int = 0) -> int:
+    def limit(self, seen: int, on_top: int = 0, number: int | None = None) -> int:
         """Entries that one sequence may hold after a compression."""
-        limits = self.layer_limits(seen, on_top)
+        limits = self.layer_limits(seen, on_top, number)
         return sum(shape.kv_heads * limit for shape, limit in zip(self.shapes, limits, strict=True))
 
     def hold(self, layer: int, lengths: Sequence[int]) -> None:
@@ -117,27 +149,35 @@ class Account:
         self._held[layer] = tuple(sum(lengths[i : i + kv_heads]) for i in range(0, len(lengths), kv_heads))
 
     def exceeding(self, seen: Sequence[int], coming: int, on_top: Sequence[int], slack: int) -> tuple[bool, ...]:
-        """Which sequences `coming` tokens more would leave above their limit by over `slack` entries per KV head."""
+        """Which sequences `coming` tokens more would leave above the limit of their next round by over `slack` entries
+        per KV head."""
         spare, found = slack * sum(shape.kv_heads for shape in self.shapes), []
-        for sequence, n in enumerate(seen):
+        for sequence, (n, number) in enumerate(zip(seen, self.rounds(len(seen)), strict=True)):
             after = n + coming
             held = sum(
                 min(layer[sequence] + coming * shape.kv_heads, shape.kv_heads * shape.holds(after))
                 for layer, shape in zip(self._held, self.shapes, strict=True)
             )
-            found.append(held > self.limit(after, on_top[sequence]) + spare)
+            found.append(held > self.limit(after, on_top[sequence], number) + spare)
         return tuple(found)
 
     def close(self, seen: Sequence[int], on_top: Sequence[int], due: Sequence[bool] | None) -> None:
-        """A compression of all layers ended, of the sequences that were due (None: all).
+        """A compression of all layers ended: of the prompt (due None) or, a round, of the sequences that were due.
 
-        Raises BudgetExceeded if one of them holds more than its budget.
+        Raises BudgetExceeded if one of them holds more than its budget, or the level of its round, says.
         """
         if self.budget is None:
             return
-        self._limits = [self.limit(n, more) for n, more in zip(seen, on_top, strict=True)]
+        rounds = self.rounds(len(seen))
+        cut_to = [None] * len(seen) if due is None else rounds
         if self.enforced:
-            self._check(0, due)
+            self._check([self.limit(*sequence) for sequence in zip(seen, on_top, cut_to, strict=True)], 0, due)
+        self._rounds = rounds if due is None else [done + was_due for done, was_due in zip(rounds, due, strict=True)]
+        # up to its next round a sequence may hold what the last one left, and grow to what the next one will leave
+        self._limits = [
+            max(self.limit(n, more, number - 1 if number else None), self.limit(n, more, number))
+            for n, more, number in zip(seen, on_top, self._rounds, strict=True)
+        ]
 
     def appended(self, seen: Sequence[int], evicting: bool) -> None:
         """Tokens were added that nothing is evicted for. Raises BudgetExceeded if they are more than the budget allows:
@@ -148,10 +188,10 @@ class Account:
             self._limits = [self.limit(n) for n in seen]
         elif self.budget.spare is None or not self._limits:
             return
-        self._check((self.budget.spare or 0) * sum(shape.kv_heads for shape in self.shapes))
+        self._check(self._limits, (self.budget.spare or 0) * sum(shape.kv_heads for shape in self.shapes))
 
-    def _check(self, spare: int, due: Sequence[bool] | None = None) -> None:
-        for sequence, limit in enumerate(self._limits):
+    def _check(self, limits: Sequence[int], spare: int, due: Sequence[bool] | None = None) -> None:
+        for sequence, limit in enumerate(limits):
             if due is not None and not due[sequence]:
                 continue
             held = sum(layer[sequence] for layer in self._held if layer)

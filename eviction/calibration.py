@@ -1,28 +1,46 @@
-"""What a model's queries look like before the rotary embedding, measured once on a text and kept in a file.
+"""What a model's queries look like before the rotary embedding, measured once on texts and kept in a file.
 
 TriAttention scores keys by how much queries of a typical text will want them. Typical is: per query head and rotary
-frequency, the mean of the queries as complex numbers and the mean of their magnitudes.
+frequency, the mean of the queries as complex numbers and the mean of their magnitudes. The texts are documents that
+were given, or traces: what the model itself writes after documents.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
+from typing import Any
 
 import torch
-from safetensors import SafetensorError, safe_open
-from safetensors.torch import save
 from transformers import PreTrainedModel
 
-from capture import checkpoints, documents
+from capture import checkpoints
 from capture.attention import LayerAttention, capturing
 from capture.checkpoints import Source
 from data import BadInput
-from data.store import digest_of, sha256, write_bytes
+from eviction.measured import Kind, check_numbers, digest_of_files, texts_of, witness_of
+from eviction.options import check_number, check_whole
 from eviction.rotary import rotary_of
-from eviction.support import output_weight_of
 
-VERSION = "1"  # of the file
-FORMAT = "forced-weights query statistics"
+TEXT, TRACES, GENERATED = "text", "traces", "generated"  # what statistics are of
+TOGETHER = 8  # traces that are generated in one batch
+
+
+@dataclass(frozen=True)
+class Generation:
+    """How traces are made: up to `tokens` new tokens after each document.
+
+    temperature 0: greedily; above: drawn from the whole softmax of the logits divided by it, with the seed.
+    """
+
+    tokens: int
+    temperature: float = 0.0
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        """Raises BadInput for numbers that mean nothing."""
+        check_whole("calibrate", "generate", self.tokens, least=1)
+        check_number("calibrate", "temperature", self.temperature, least=0)
+        check_whole("calibrate", "seed", self.seed, least=0)
 
 
 @dataclass(frozen=True, eq=False)
@@ -35,6 +53,8 @@ class Statistics:
     query. witness (layers, H, dv) float32: the first row of each layer's output projection, by which another model is
     told; empty (0,) if it was not to be had. model, digest: label and digest of the checkpoint. text: digest of the
     text. tokens: how many the means are over; skipped: tokens at the start of each document that are not among them.
+    of: "text"; "traces", a text of which it was said that the model had generated it; "generated", what the model wrote
+    after the `skipped` tokens of each document, and then generated, temperature and seed are those of Generation.
     """
 
     mean: torch.Tensor
@@ -47,49 +67,50 @@ class Statistics:
     text: str = ""
     tokens: int = 0
     skipped: int = 0
+    of: str = TEXT
+    generated: int = 0
+    temperature: float = 0.0
+    seed: int = 0
 
     def save(self, path: Path) -> None:
         """Write a safetensors file, by an atomic rename, with everything but the tensors in its metadata."""
         tensors = {
-            "mean": torch.view_as_real(self.mean.cpu()).contiguous(),
-            "magnitude": self.magnitude.cpu().contiguous(),
-            "witness": self.witness.cpu().contiguous(),
+            "mean": torch.view_as_real(self.mean.cpu()),
+            "magnitude": self.magnitude,
+            "witness": self.witness,
         }
-        about = {name: str(getattr(self, name)) for name in _ABOUT}
-        write_bytes(path, save(tensors, {"format": FORMAT, "version": VERSION, **about}))
+        KIND.save(path, tensors, {name: getattr(self, name) for name in KIND.facts})
 
     @classmethod
     def load(cls, path: Path) -> "Statistics":
         """Raises BadInput if the file is missing, not readable, or not one that `save` wrote."""
-        if not path.is_file():
-            raise BadInput(f"{path}: no such file: expected one that `python -m eviction calibrate` wrote")
-        try:
-            with safe_open(path, framework="pt") as file:
-                about = file.metadata() or {}
-                tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118  # not a dictionary
-        except (SafetensorError, OSError) as error:
-            raise BadInput(f"{path}: not readable as safetensors ({error})") from error
-        if (about.get("format"), about.get("version")) != (FORMAT, VERSION):
-            raise BadInput(
-                f"{path}: no query statistics of version {VERSION}: run `python -m eviction calibrate` again"
-            )
-        if set(tensors) != {"mean", "magnitude", "witness"} or not set(_ABOUT) <= set(about):
-            raise BadInput(f"{path}: query statistics that are not whole: run `python -m eviction calibrate` again")
+        tensors, facts = KIND.load(path)
         return cls(
             mean=torch.view_as_complex(tensors["mean"]),
             magnitude=tensors["magnitude"],
             witness=tensors["witness"],
-            turning=int(about["turning"]),
-            d=int(about["d"]),
-            model=about["model"],
-            digest=about["digest"],
-            text=about["text"],
-            tokens=int(about["tokens"]),
-            skipped=int(about["skipped"]),
+            turning=int(facts["turning"]),
+            d=int(facts["d"]),
+            model=facts["model"],
+            digest=facts["digest"],
+            text=facts["text"],
+            tokens=int(facts["tokens"]),
+            skipped=int(facts["skipped"]),
+            of=facts["of"],
+            generated=int(facts["generated"]),
+            temperature=float(facts["temperature"]),
+            seed=int(facts["seed"]),
         )
 
 
-_ABOUT = tuple(x.name for x in fields(Statistics) if x.name not in ("mean", "magnitude", "witness"))
+_TENSORS = frozenset({"mean", "magnitude", "witness"})
+KIND = Kind(
+    what="query statistics",
+    version="2",
+    command="python -m eviction calibrate",
+    tensors=_TENSORS,
+    facts=frozenset(x.name for x in fields(Statistics)) - _TENSORS,
+)
 
 
 def components(vectors: torch.Tensor, turning: int) -> torch.Tensor:
@@ -137,17 +158,51 @@ def calibrate(model: PreTrainedModel, texts: Sequence[torch.Tensor], skip: int =
     layers = sorted(totals)
     if len({(turning[layer], totals[layer][0].shape) for layer in layers}) > 1 or len(width) > 1:
         raise BadInput(f"calibrate: {type(model).__name__}: layers of different shapes are not supported")
-    weights = [output_weight_of(model, layer) for layer in layers]
-    witness = [weight[:, 0].float() for weight in weights if weight is not None]
     return Statistics(
         mean=torch.stack([totals[layer][0] for layer in layers]).to(torch.complex64) / counted,
         magnitude=(torch.stack([totals[layer][1] for layer in layers]) / counted).float(),
-        witness=torch.stack(witness) if len(witness) == len(layers) else torch.empty(0),
+        witness=witness_of(model, layers),
         turning=turning[layers[0]],
         d=width.pop(),
         tokens=counted,
         skipped=skip,
     )
+
+
+@torch.inference_mode()
+def traces_of(model: PreTrainedModel, prompts: Sequence[torch.Tensor], generation: Generation) -> list[torch.Tensor]:
+    """Every prompt (n,), all of one length, followed by what the model writes after it, with its full cache.
+
+    A trace ends before the token that ends it for the model, or after generation.tokens. The batches of 8 are seeded
+    one by one: more prompts leave the traces of earlier batches as they were. Beams, repetition penalty, top-k and
+    top-p of the model's own generation settings are not used. Raises BadInput if it writes nothing at all.
+    """
+    length = len(prompts[0])
+    ends = torch.tensor(model.generation_config.eos_token_id or [], dtype=torch.int64, device=model.device).flatten()
+    options: dict[str, Any] = {"do_sample": False}
+    if generation.temperature > 0:
+        options = {"do_sample": True, "temperature": generation.temperature, "top_k": 0, "top_p": 1.0}
+    found: list[torch.Tensor] = []
+    for start in range(0, len(prompts), TOGETHER):
+        batch = torch.stack(list(prompts[start : start + TOGETHER])).to(model.device)
+        with torch.random.fork_rng([model.device] if model.device.type == "cuda" else []):
+            torch.manual_seed(generation.seed + start)
+            written = model.generate(  # type: ignore[operator]
+                batch,
+                attention_mask=torch.ones_like(batch),
+                max_new_tokens=generation.tokens,
+                num_beams=1,
+                repetition_penalty=1.0,
+                pad_token_id=0,
+                **options,
+            )
+        going_on = (~torch.isin(written[:, length:], ends)).cumprod(-1).sum(-1)
+        found += [line[: length + new] for line, new in zip(written, going_on.tolist(), strict=True)]
+    if all(len(trace) == length for trace in found):
+        raise BadInput(
+            f"calibrate: {type(model).__name__} ended every trace with its first token: expected another text"
+        )
+    return found
 
 
 def calibrated(
@@ -158,24 +213,30 @@ def calibrated(
     device: str = "cpu",
     dtype: str = "float32",
     skip: int = 0,
+    traces: bool = False,
+    generation: Generation | None = None,
 ) -> Statistics:
     """Statistics of a checkpoint over `docs` documents of `length` tokens of the text files, with their provenance.
 
-    Documents are cut and begun as the capture cuts and begins them; length None: the length of the model's record.
-    Raises BadInput for numbers that mean nothing, a text that is too short, and a checkpoint that cannot be read.
+    traces: the files hold what the model generated (which is taken as said, and noted). generation: the documents are
+    prompts, and the statistics are over the positions generated after them alone, read again in one pass each. length
+    None: the length of the model's record, less the tokens generated. Raises BadInput for numbers that mean nothing, a
+    text that is too short, and a checkpoint that cannot be read.
     """
-    length = source.length if length is None else length
-    for name, value, least in (("docs", docs, 1), ("skip", skip, 0), ("length", length, skip + 2)):
-        if value < least:
-            raise BadInput(f"--{name} {value}: expected at least {least}")
-    if dtype not in ("float32", "bfloat16", "float16"):
-        raise BadInput(f"--dtype {dtype}: expected float32, bfloat16 or float16")
-    longest = checkpoints.load_config(source).max_position_embeddings
-    if length > longest:
-        raise BadInput(f"--length {length}: {source.label} has positions for {longest} tokens")
-    tokenizer = checkpoints.load_tokenizer(source)
-    begin = documents.begin_ids(tokenizer, source.model_type, source.begins)
-    texts = [torch.from_numpy(ids) for ids in documents.cut(files, tokenizer, begin, docs, length)]
-    found = calibrate(checkpoints.load_model(source, device, dtype), texts, skip)
-    text = digest_of(sha256(path) for path in files)
-    return replace(found, model=source.label, digest=source.digest, text=text)
+    new = 0 if generation is None else generation.tokens
+    length = source.length - new if length is None else length
+    check_numbers(dtype, ("docs", docs, 1), ("skip", skip, 0), ("length", length, skip + 2))
+    if generation is None:
+        texts = texts_of(source, files, docs, length)
+        found = calibrate(checkpoints.load_model(source, device, dtype), texts, skip)
+        found = replace(found, of=TRACES if traces else TEXT)
+    else:
+        if skip or traces:
+            raise BadInput(f"--generate {new}: expected neither --skip nor --traces: only what is generated counts")
+        prompts = texts_of(source, files, docs, length, more=new)
+        model = checkpoints.load_causal(source, device, dtype)
+        found = calibrate(model, traces_of(model, prompts, generation), skip=length)
+        found = replace(
+            found, of=GENERATED, generated=new, temperature=float(generation.temperature), seed=generation.seed
+        )
+    return replace(found, model=source.label, digest=source.digest, text=digest_of_files(files))

@@ -3,9 +3,16 @@
 import dataclasses
 from typing import Any
 
-from eviction.method import Allocator, Score, Selector, listed
+from eviction.method import Allocator, Anchors, Schedule, Score, Selector, State, listed
 
-KINDS: tuple[tuple[str, type[Any]], ...] = (("score", Score), ("allocator", Allocator), ("selector", Selector))
+KINDS: tuple[tuple[str, type[Any]], ...] = (
+    ("score", Score),
+    ("allocator", Allocator),
+    ("selector", Selector),
+    ("state", State),
+    ("schedule", Schedule),
+    ("anchors", Anchors),
+)
 
 
 def parts() -> list[tuple[str, str, str, str]]:

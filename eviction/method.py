@@ -1,6 +1,7 @@
-"""A method is three named parts: a score of every entry, an allocator of the budget, a selector of what stays.
+"""A method is four named parts: a score of every entry, an allocator of the budget, a selector of what stays, and the
+state in which that is held.
 
-Each part is one file in scores/, allocation/ or selection/ with one class; `listed` and `named` find them by
+Each part is one file in scores/, allocation/, selection/ or states/ with one class; `listed` and `named` find them by
 themselves, so adding a method is adding a file. Options are the fields of the class.
 
 What a part may look at is fixed by what it is handed. A score is handed the entries that the cache holds and the
@@ -20,6 +21,7 @@ from typing import ClassVar, Literal, Self, TypeVar
 import torch
 
 from data import BadInput
+from eviction.ragged import Padded, Page
 from eviction.rotary import Rotary
 
 Scope = Literal["layer", "model"]
@@ -31,12 +33,15 @@ class Cells:
 
     keys (B, K, L, d) after QK-norm and RoPE, values (B, K, L, dv), in the model's dtype. positions (B, K, L) int64: the
     true position of each entry among its sequence's tokens (padding tokens not counted), ascending; -1 where nothing is
-    held. seen: tokens read so far, per sequence. budget: entries that a KV head of this layer may keep on average.
-    layer, n_layers: which layer of how many. rotary: the layer's rotary embedding, for scores that need queries or keys
-    as they were before it. output_weight: (H, d_model, dv), what the layer's output projection multiplies each query
-    head's output with, None if unknown. memory: what the score itself put there in earlier passes over the same
-    sequence; counted as side data of the cache. pinned: per sequence, how many of its first tokens stay whatever their
-    score; () if none do.
+    held. seen: tokens read so far, per sequence. budget: entries that a KV head of this layer may keep on average; the
+    nominal number, whatever a schedule says. layer, n_layers: which layer of how many. rotary: the layer's rotary
+    embedding, for scores that need queries or keys as they were before it. output_weight: (H, d_model, dv), what the
+    layer's output projection multiplies each query head's output with, None if unknown. memory: what the score itself
+    put there in earlier passes over the same sequence; counted as side data of the cache. pinned: per sequence, how
+    many of its first tokens stay whatever their score; () if none do. rows: the latest query rows, as many as the
+    selector asks for; None in a score's cells. log_mass (B, K, L) float32: logarithm of how many tokens an entry stands
+    for, which attention adds to its logit; its position is that of the latest of them; None: all stand for one. Values
+    that are held as codes come decoded.
     """
 
     layer: int
@@ -50,6 +55,8 @@ class Cells:
     output_weight: torch.Tensor | None = None
     memory: dict[str, torch.Tensor] = field(default_factory=dict)
     pinned: tuple[int, ...] = ()
+    rows: "Rows | None" = None
+    log_mass: torch.Tensor | None = None
 
     @property
     def held(self) -> torch.Tensor:
@@ -65,6 +72,12 @@ class Cells:
     def ages(self) -> torch.Tensor:
         """(B, K, L) int64: tokens read after each entry, 0 for the latest; of no meaning where nothing is held."""
         return torch.tensor(self.seen, device=self.positions.device)[:, None, None] - 1 - self.positions
+
+    def first(self, n: int) -> Self:
+        """The first n entries of every cell."""
+        log_mass = None if self.log_mass is None else self.log_mass[..., :n]
+        keys, values, positions = self.keys[:, :, :n], self.values[:, :, :n], self.positions[..., :n]
+        return replace(self, keys=keys, values=values, positions=positions, log_mass=log_mass)
 
 
 @dataclass(frozen=True, eq=False)
@@ -84,9 +97,13 @@ class Rows:
 
     def last(self, n: int) -> Self:
         """The n latest rows (all, if there are fewer)."""
-        cut = max(0, self.queries.shape[2] - n)
+        return self.between(max(0, self.queries.shape[2] - n), None)
+
+    def between(self, begin: int, end: int | None) -> Self:
+        """The rows of these numbers, oldest first; end None: to the latest."""
+        rows = slice(begin, end)
         return replace(
-            self, queries=self.queries[:, :, cut:], positions=self.positions[:, cut:], first=self.first[:, cut:]
+            self, queries=self.queries[:, :, rows], positions=self.positions[:, rows], first=self.first[:, rows]
         )
 
     def followed_by(self, later: "Rows") -> Self:
@@ -116,6 +133,8 @@ class Rows:
         logits = queries @ cells.keys.to(dtype)[:, :, None].transpose(-1, -2) * self.scale
         if self.softcap is not None:
             logits = torch.tanh(logits / self.softcap) * self.softcap
+        if cells.log_mass is not None:
+            logits = logits + cells.log_mass[:, :, None, None].to(dtype)
         return logits.masked_fill(~self.visible(cells)[:, :, None], -torch.inf)
 
     def visible(self, cells: Cells) -> torch.Tensor:
@@ -245,6 +264,11 @@ class Selector(ABC):
     def scope(self) -> Scope:
         """ "layer" or "model"."""
 
+    @property
+    def rows_needed(self) -> int:
+        """How many of the latest query rows it looks at; its cells have them then."""
+        return 0
+
     @abstractmethod
     def __call__(
         self, cells: Sequence[Cells], scores: Sequence[torch.Tensor], counts: Sequence[torch.Tensor]
@@ -255,16 +279,84 @@ class Selector(ABC):
         """
 
 
-Part = TypeVar("Part", Score, Allocator, Selector)
+class State(ABC):
+    """How what is kept is held. Of ragged storage alone, where each entry is held by itself.
+
+    Values: as they are, or as codes in a basis of each cell (eviction/basis.py). It is fitted to the values that a cell
+    holds when the first compression of a text begins, before it evicts (at the end of the prompt, if nothing was
+    compressed before), and does not change from then on; what is appended later is coded as it comes, before it is
+    attended to. Entries: each one token, or some of them slots that stand for several.
+    """
+
+    name: ClassVar[str]
+    source: ClassVar[str]
+
+    @abstractmethod
+    def value_rank(self, width: int) -> int | None:
+        """In how many numbers a value of `width` numbers is coded; None: not at all. Raises BadInput."""
+
+    @abstractmethod
+    def pooled(self, counts: torch.Tensor, lengths: torch.Tensor) -> torch.Tensor | None:
+        """(B, K) int64: of the counts (B, K) entries that a cell keeps of lengths (B, K), how many stand for others.
+
+        The selector picks the rest. 0 where nothing is evicted; None: 0 everywhere. The caller may take fewer.
+        """
+
+    def page(self, held: Padded, keep: torch.Tensor, counts: Sequence[int], pooled: torch.Tensor | None) -> Page:
+        """What C cells hold, counts[c] entries of cell c: those where keep (C, L) is true, as they are in `held`, and
+        pooled[c] others, made of those where it is not. pooled (C,) or None: as `pooled` said, or fewer."""
+        return held.page(keep, counts)
+
+
+class Schedule(ABC):
+    """To what level the cache is cut in each eviction round of an answer.
+
+    A round is a pass after the prompt that finds a sequence above the level of its next round (and the slack), and
+    evicts from it down to that level. Every sequence counts its own rounds, those of a question that is read in several
+    passes among them. The prompt's own eviction is none: it is at the nominal budget under every schedule, so that what
+    two schedules begin with is the same.
+    """
+
+    name: ClassVar[str]
+    source: ClassVar[str]
+
+    @abstractmethod
+    def level(self, budget: int, number: int) -> int:
+        """Entries per KV head on average, at least 1, that round `number` (0: the first) leaves of a nominal budget."""
+
+    @abstractmethod
+    def lowest(self, budget: int) -> int:
+        """The lowest level of all rounds that there may be."""
+
+
+class Anchors(ABC):
+    """Which of the tokens that the model wrote stay in the cache, whatever their score."""
+
+    name: ClassVar[str]
+    source: ClassVar[str]
+
+    @abstractmethod
+    def __call__(self, written: torch.Tensor) -> torch.Tensor:
+        """(B, n) bool: which tokens are pinned.
+
+        written (B, n) int64: ids of all that was fed after the prompt, in order; -1 where the model did not write it (a
+        question, padding): what stands there is not pinned whatever is returned. Pinned entries count in the budget.
+        """
+
+
+Part = TypeVar("Part", Score, Allocator, Selector, State, Schedule, Anchors)
 _KINDS: dict[type, tuple[str, str]] = {
     Score: ("score", "eviction.scores"),
     Allocator: ("allocator", "eviction.allocation"),
     Selector: ("selector", "eviction.selection"),
+    State: ("state", "eviction.states"),
+    Schedule: ("schedule", "eviction.schedules"),
+    Anchors: ("anchors", "eviction.decoding"),
 }
 
 
 def listed(kind: type[Part]) -> dict[str, type[Part]]:
-    """Every part of a kind (Score, Allocator or Selector) that has a file, by name."""
+    """Every part of a kind (Score, Allocator, Selector, State, Schedule or Anchors) that has a file, by name."""
     package = importlib.import_module(_KINDS[kind][1])
     found: dict[str, type[Part]] = {}
     for module_info in pkgutil.iter_modules(package.__path__):

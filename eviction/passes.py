@@ -16,10 +16,12 @@ from eviction.budget import Account, Budget
 from eviction.cadence import Decode, refuse_pinned
 from eviction.compression import AnyRows, Compressor, Method, no_rows, rows_of
 from eviction.ledger import Ledger, Phase, Step
-from eviction.method import ContextAndQuestionRows, ContextRows, Reconstruction, Replay
-from eviction.ragged import LayerShape, LayerState, Padding, Page, RaggedCache, Storage, padded, page_of
+from eviction.method import Anchors, ContextAndQuestionRows, ContextRows, Reconstruction, Replay, Schedule, named
+from eviction.ragged import LayerShape, LayerState, Padding, RaggedCache, Storage, padded, page_of, unique_bytes
 from eviction.rotary import rotary_of
 from eviction.support import CACHE_NAMES, output_weight_of
+
+NOT_WRITTEN = -1  # stands for the id of a token that the model was given
 
 
 @dataclass(frozen=True, eq=False)
@@ -30,6 +32,8 @@ class _Snapshot:
     padding: Padding
     rows: dict[int, AnyRows]
     pinned: tuple[int, ...]
+    account: tuple[list[int], list[int]]
+    written: torch.Tensor | None
     decoded: int
     batch: int
 
@@ -53,7 +57,9 @@ class Passes:
     ) -> None:
         self.cache, self.ledger = RaggedCache(shapes, storage), Ledger()
         self._model, self._budget, self._decode, self._method = model, budget, decode, method
-        self._account = Account(budget, shapes, method.allocator.extra, enforced=storage == "ragged")
+        self._schedule = named(Schedule, "constant" if decode is None else decode.schedule)
+        self._anchors = None if decode is None or decode.anchors is None else named(Anchors, decode.anchors)
+        self._account = Account(budget, shapes, method.allocator.extra, storage == "ragged", self._schedule)
         rotary = [rotary_of(model, layer) for layer in range(len(shapes))]
         weights = [output_weight_of(model, layer) for layer in range(len(shapes))]
         on_top = decode is not None and decode.prompt == "on_top"
@@ -69,6 +75,9 @@ class Passes:
         self._context: type[ContextRows] | type[ContextAndQuestionRows] | None = None  # what is being read
         self.more_to_come = False
         self._decoded = 0  # passes since the prompt
+        self._asked = False  # whether the next pass feeds what the model did not write, however few tokens
+        self._coming: torch.Tensor | None = None  # what the pass at hand adds to `written`
+        self._written: torch.Tensor | None = None  # (B, n) int32, all fed after the prompt: ids, or -1 if not written
         self._text: list[torch.Tensor] = []  # the prompt's token ids, for scores that have it read again
         self._next = torch.zeros(1, dtype=torch.int64)  # what position the model gives the token after the prompt
         self._replay: list[tuple[int, int]] | None = None  # the part of the prompt that is being read again
@@ -91,12 +100,13 @@ class Passes:
     @property
     def bytes(self) -> int:
         """Bytes of the storages behind all keys and values, what an open question will fall back to included."""
-        return self.cache.storages(self.snapshot_pages)
+        return self.cache.storages(self._fallbacks)
 
     @property
     def side_bytes(self) -> int:
         """Bytes of everything else that is kept for the cache: slots, padding, what the score remembers, query rows."""
-        return self.cache.side_data(self.snapshot_pages) + self.compressor.row_bytes
+        written = [text for text in (self._written, *(was.written for was in self.snapshots)) if text is not None]
+        return self.cache.side_data(self._fallbacks) + self.compressor.row_bytes + unique_bytes(written)
 
     def check_whole(self) -> None:
         """Raises BadInput after a pass that did not end."""
@@ -115,6 +125,8 @@ class Passes:
                 self.cache.padding.copy(),
                 compressor.rows(),
                 compressor.pinned,
+                self._account.state(),
+                self._written,
                 self._decoded,
                 self.batch,
             )
@@ -129,6 +141,8 @@ class Passes:
                 self.broken = ""
                 self._forget()
                 self.cache.padding, self._decoded, self.batch = was.padding, was.decoded, was.batch
+                self._written = was.written
+                self._account.put_back(was.account)
                 compressor.put_back(was.rows)
                 compressor.pinned = was.pinned
                 self._restore(was.layers)
@@ -140,9 +154,9 @@ class Passes:
             self._stored[number] = layer.nbytes
 
     @property
-    def snapshot_pages(self) -> list[Page]:
-        """The pages that open questions will fall back to."""
-        return [page for was in self.snapshots for state in was.layers for page in state.pages]
+    def _fallbacks(self) -> list[LayerState]:
+        """What open questions will fall back to."""
+        return [state for was in self.snapshots for state in was.layers]
 
     # What is read
 
@@ -154,6 +168,15 @@ class Passes:
             yield
         finally:
             self._context = None
+
+    @contextmanager
+    def answering(self) -> Iterator[None]:
+        """The first pass inside feeds what is asked, which the model did not write."""
+        self._asked = True
+        try:
+            yield
+        finally:
+            self._asked = False
 
     def repeat(self, times: int) -> None:
         """Hold every sequence `times` times, for beams or several answers to one question."""
@@ -168,6 +191,9 @@ class Passes:
     def _reorder(self, order: torch.Tensor) -> None:
         """The cache's sequences were reordered; so is what is kept beside it."""
         self.compressor.reorder(order)
+        self._account.reorder(order.tolist())
+        if self._written is not None:
+            self._written = self._written[order.to(self._written.device)]
         for number, layer in enumerate(self.cache.layers):
             self._account.hold(number, layer.seen_lengths)
             self._stored[number] = layer.nbytes
@@ -234,6 +260,8 @@ class Passes:
         if not self._first_pass and fed.shape[0] != self.batch:
             raise BadInput(f"{fed.shape[0]} sequences fed to a cache of {self.batch}: they must be the same")
         prompt = self._first_pass or self._context is not None
+        self._coming = None if prompt or self._anchors is None else _ids_written(fed, self._asked)
+        self._asked = False
         self._compressing = self._observing = False
         if self._replay is None and self._method.score is not None:
             self._due = None if prompt else self._exceeding(fed.shape[1])
@@ -303,16 +331,19 @@ class Passes:
         if attention_mask is None or id(attention_mask) not in self._masks:
             raise BadInput(f"layer {number}: the model did not use the registered mask: it is not supported")
         entry_bytes = (key.shape[-1] + value.shape[-1]) * key.element_size()
-        if (key.shape[1], entry_bytes, sliding_window) != (shape.kv_heads, shape.entry_bytes, shape.window):
+        expected = shape.kv_heads, shape.read_bytes or shape.entry_bytes, shape.window
+        if (key.shape[1], entry_bytes, sliding_window) != expected:
             raise BadInput(
                 f"layer {number}: {key.shape[1]} KV heads of {entry_bytes} bytes an entry, window {sliding_window},"
-                f" where the configuration says {shape.kv_heads}, {shape.entry_bytes}, {shape.window}: not supported"
+                f" where the configuration says {', '.join(map(str, expected))}: not supported"
             )
         queries = self._masks[id(attention_mask)][1]
         if number == 0:
             self.cache.padding.extend(queries.real, query.shape[0], query.shape[2], query.device)
             self.batch = query.shape[0]
             self._tokens = query.shape[2]
+            if self._coming is not None:
+                self._remember(self._coming, queries.real)
         scale = float(scaling) if scaling is not None else query.shape[-1] ** -0.5
         replaced = layer.append(page_of(key.detach(), value.detach(), queries.slots, queries.real))
         layer.seen += query.shape[2]
@@ -330,7 +361,7 @@ class Passes:
         else:
             held = padded(layer.pages)
             all_seen = all(page.all_seen for page in layer.pages)
-            output, mask_bytes = ragged_attention(query, held, all_seen, queries, scale, softcap)
+            output, mask_bytes = ragged_attention(query, held, all_seen, queries, scale, softcap, layer.basis)
             self._note(number, max(replaced, mask_bytes + held.copied))
             del held
         if self._compressing or self._observing:
@@ -351,6 +382,21 @@ class Passes:
         self._account.hold(number, layer.seen_lengths)
         self._note(number, 0)
         return output, None
+
+    def _remember(self, coming: torch.Tensor, real: torch.Tensor | None) -> None:
+        """Note what the pass feeds after the prompt, real (B, T) of it tokens, and say what of it all is anchored."""
+        if real is not None:
+            coming = coming.masked_fill(~real, NOT_WRITTEN)
+        self._written = coming if self._written is None else torch.cat([self._written, coming], dim=1)
+        self.compressor.anchored = None
+        if self._compressing:
+            assert self._anchors is not None
+            written = self._written.long()
+            stays = self._anchors(written)
+            if not isinstance(stays, torch.Tensor) or stays.dtype != torch.bool or stays.shape != written.shape:
+                raise BadInput(f"anchors {self._anchors.name}: expected a bool tensor {tuple(written.shape)}")
+            before = self.cache.padding.slots - written.shape[1]
+            self.compressor.anchored = torch.nn.functional.pad(stays & (written >= 0), (before, 0))
 
     def after(self, decoder: torch.nn.Module, args: tuple[Any, ...], output: Any) -> None:
         """A forward pass ended: evict where all layers had to be known, and write the ledger."""
@@ -438,6 +484,7 @@ class Passes:
 
     def _prompt_read(self, batch: int) -> None:
         """The whole prompt is in the cache: what follows is appended to pages of its own."""
+        self._peak = max(self._peak, self._beside + sum(self._stored) + self.compressor.settle())
         for layer in self.cache.layers:
             layer.seal()
             if self._decode is None:  # nothing more is scored
@@ -446,12 +493,21 @@ class Passes:
             self.compressor.pinned = seen = self.cache.padding.tokens
             if self._decode.prompt == "pinned" and self._budget is not None:
                 for count in seen:
-                    refuse_pinned(count, self._budget.per_head(self.cache.shapes, count))
+                    refuse_pinned(count, self._schedule.lowest(self._budget.per_head(self.cache.shapes, count)))
 
     def _note(self, number: int, transient: int) -> None:
         """Layer `number` stores what it stores now, and beside all layers this many bytes are in use for a moment."""
         self._stored[number] = self.cache.layers[number].nbytes
         self._peak = max(self._peak, self._beside + sum(self._stored) + transient)
+
+
+def _ids_written(fed: torch.Tensor, asked: bool) -> torch.Tensor:
+    """(B, T) int32 ids of what a pass after the prompt feeds, NOT_WRITTEN if the model was given it."""
+    if asked or fed.shape[1] > 1:
+        return torch.full(fed.shape[:2], NOT_WRITTEN, dtype=torch.int32, device=fed.device)
+    if fed.is_floating_point():
+        raise BadInput("decode: anchors look at what the model writes: expected token ids, not inputs_embeds")
+    return fed.int()
 
 
 def _fed(args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.Tensor:

@@ -5,7 +5,8 @@ cannot be taken out of one head alone. Here a layer is a list of pages, and a pa
 is one KV head of one sequence) one cell after the other, with the slot at which each entry's token was read. Entries
 keep their slots, so that causality and windows are tested on true distances however much was evicted. Pages are never
 written to: what is appended makes a new last page, what is evicted makes a new page, and whoever still holds the old
-one (a snapshot) holds it unchanged.
+one (a snapshot) holds it unchanged. An entry may stand for several tokens, and values may be held as codes in a basis
+of each cell, which the layer holds.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -18,6 +19,7 @@ from transformers import Cache
 from transformers.cache_utils import CacheLayerMixin
 
 from data import BadInput
+from eviction.basis import Basis
 
 Storage = Literal["ragged", "padded", "masked"]
 BLANK = -1  # slot of an entry that only fills space; an entry of slot j that was evicted by mask alone has -2 - j
@@ -27,7 +29,8 @@ BLANK = -1  # slot of an entry that only fills space; an entry of slot j that wa
 class Page:
     """Entries of C cells: keys (N, d), values (N, dv), slots (N,) int32; N = sum(lengths), cell by cell, by slot.
 
-    A slot counts tokens as they were fed, padding included. No query sees an entry of negative slot.
+    A slot counts tokens as they were fed, padding included. No query sees an entry of negative slot. values: (N, r)
+    codes where the layer has a basis. mass (N,) int32: tokens that each entry stands for; None: one each.
     """
 
     keys: torch.Tensor
@@ -35,18 +38,25 @@ class Page:
     slots: torch.Tensor
     lengths: tuple[int, ...]
     all_seen: bool = True  # no slot is negative
+    mass: torch.Tensor | None = None
 
     @property
-    def tensors(self) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """What the page stores."""
-        return self.keys, self.values, self.slots
+    def tensors(self) -> tuple[torch.Tensor, ...]:
+        """What the page stores: keys, values, slots, and masses if it has any."""
+        found = self.keys, self.values, self.slots
+        return found if self.mass is None else (*found, self.mass)
+
+    @property
+    def masses(self) -> torch.Tensor:
+        """(N,) int32: mass, written out where it is 1 throughout."""
+        return torch.ones_like(self.slots) if self.mass is None else self.mass
 
 
 @dataclass(frozen=True, eq=False)
 class Padded:
-    """The cells of some pages side by side, padded to the longest: keys (C, L, d) and values (C, L, dv).
+    """The cells of some pages side by side, padded to the longest: keys (C, L, d) and values (C, L, dv or r).
 
-    copied: bytes of keys and values that are a copy and no view.
+    copied: bytes of keys and values that are a copy and no view. mass (C, L) int32, as a page's; 1 in padding.
     """
 
     pages: tuple[Page, ...]
@@ -54,11 +64,17 @@ class Padded:
     values: torch.Tensor
     lengths: tuple[int, ...]
     copied: int
+    mass: torch.Tensor | None = None
 
     @cached_property
     def slots(self) -> torch.Tensor:
         """(C, L) int32; BLANK in padding. Made when asked for: a decode step over equal lengths needs none."""
         return _spread([page.slots for page in self.pages], self.pages, self.lengths, BLANK)
+
+    def page(self, keep: torch.Tensor, counts: Sequence[int]) -> Page:
+        """A page of the entries where keep (C, L) is true, counts[c] of cell c."""
+        mass = None if self.mass is None else self.mass[keep]
+        return Page(self.keys[keep], self.values[keep], self.slots[keep], tuple(counts), mass=mass)
 
 
 def joined(pages: Sequence[Page]) -> Page:
@@ -66,8 +82,11 @@ def joined(pages: Sequence[Page]) -> Page:
     if len(pages) == 1:
         return pages[0]
     keys, values, slots = (torch.cat(_by_cell([page.tensors[i] for page in pages], pages)) for i in range(3))
+    mass = None
+    if any(page.mass is not None for page in pages):
+        mass = torch.cat(_by_cell([page.masses for page in pages], pages))
     lengths = tuple(map(sum, zip(*(page.lengths for page in pages), strict=True)))
-    return Page(keys, values, slots, lengths, all(page.all_seen for page in pages))
+    return Page(keys, values, slots, lengths, all(page.all_seen for page in pages), mass)
 
 
 def padded(pages: Sequence[Page]) -> Padded:
@@ -76,7 +95,10 @@ def padded(pages: Sequence[Page]) -> Padded:
     keys = _spread([page.keys for page in pages], pages, lengths, 0)
     values = _spread([page.values for page in pages], pages, lengths, 0)
     view = len(pages) == 1 and len(set(lengths)) == 1
-    return Padded(tuple(pages), keys, values, lengths, 0 if view else keys.nbytes + values.nbytes)
+    mass = None
+    if any(page.mass is not None for page in pages):
+        mass = _spread([page.masses for page in pages], pages, lengths, 1)
+    return Padded(tuple(pages), keys, values, lengths, 0 if view else keys.nbytes + values.nbytes, mass)
 
 
 def _spread(
@@ -111,6 +133,7 @@ class LayerState:
     sealed: int
     seen: int
     memory: dict[str, torch.Tensor]
+    basis: Basis | None
 
 
 class RaggedLayer(CacheLayerMixin):
@@ -118,7 +141,8 @@ class RaggedLayer(CacheLayerMixin):
 
     window: keys that a query of the layer sees, itself included, or None. storage: "ragged", each cell holds what was
     selected; "padded", each cell of the layer as much as the longest; "masked", everything, and what was evicted is
-    only never seen again. seen: slots fed so far, which is what transformers counts positions and masks by.
+    only never seen again. seen: slots fed so far, which is what transformers counts positions and masks by. basis:
+    what the values of every page, and those that are appended, are coded in; None: they are held as they are.
     """
 
     is_sliding = False  # the mask covers all slots; the attention function looks entries up in it by their slot
@@ -137,6 +161,7 @@ class RaggedLayer(CacheLayerMixin):
         self.sealed = 0  # pages before this one are not appended to: what follows them may be dropped again
         self.seen = 0
         self.memory: dict[str, torch.Tensor] = {}  # what the score keeps between passes
+        self.basis: Basis | None = None
         self.incoming: tuple[torch.Tensor, torch.Tensor] | None = None
         self.keys = self.values = None  # the fields of transformers' layers: nothing is kept there
         self.is_initialized = True
@@ -173,8 +198,9 @@ class RaggedLayer(CacheLayerMixin):
 
     def reorder_cache(self, beam_idx: torch.Tensor) -> None:
         """Sequence b becomes the former sequence beam_idx[b] (beam search)."""
-        order = beam_idx.tolist()
-        self.pages = [_sequences(page, order, self.kv_heads) for page in self.pages]
+        cells = [sequence * self.kv_heads + head for sequence in beam_idx.tolist() for head in range(self.kv_heads)]
+        self.pages = [_of_cells(page, cells) for page in self.pages]
+        self.basis = None if self.basis is None else self.basis.of_cells(cells)
         self.memory = {name: tensor[beam_idx.to(tensor.device)] for name, tensor in self.memory.items()}
 
     @property
@@ -198,8 +224,15 @@ class RaggedLayer(CacheLayerMixin):
         return tuple(map(sum, zip(*counts, strict=True)))
 
     def append(self, new: Page) -> int:
-        """Add entries after those of the last page; bytes of the keys and values that were copied for it."""
+        """Add entries after those of the last page; bytes of the keys and values that were copied for it.
+
+        Their values come as the model made them, and are coded here if the layer has a basis.
+        """
         copied = 0
+        if self.basis is not None:
+            values = _spread([new.values], [new], new.lengths, 0)
+            self.basis = self.basis.completed(values, new.lengths)
+            new = _coded(new, values, self.basis)
         if len(self.pages) > self.sealed:
             last = self.pages.pop()
             copied = last.keys.nbytes + last.values.nbytes
@@ -215,18 +248,27 @@ class RaggedLayer(CacheLayerMixin):
         """The entries that queries still see, side by side."""
         return padded([_seen(page) for page in self.pages])
 
-    def evict(self, candidates: Padded, keep: torch.Tensor, counts: Sequence[int]) -> None:
-        """Hold only what stays of the candidates: keep (C, L) bool, counts[c] entries of cell c."""
-        if self.storage == "masked":
-            page = joined(self.pages)
-            slots = page.slots.clone()
-            seen = slots >= 0
-            slots[seen] = torch.where(keep[candidates.slots >= 0], slots[seen], -2 - slots[seen])
-            page = Page(page.keys, page.values, slots, page.lengths, all_seen=False)
-        else:
-            page = Page(candidates.keys[keep], candidates.values[keep], candidates.slots[keep], tuple(counts))
+    def values_of(self, held: Padded) -> torch.Tensor:
+        """(C, L, dv) values of what the layer holds, decoded if they are codes."""
+        return held.values if self.basis is None else self.basis.decoded(held.values)
+
+    def code(self, basis: Basis) -> None:
+        """Hold the values in this basis from now on."""
+        self.pages = [_coded(page, _spread([page.values], [page], page.lengths, 0), basis) for page in self.pages]
+        self.basis = basis
+
+    def hold(self, page: Page) -> None:
+        """Hold this page's entries in place of all others."""
         self.pages = [_filled(page) if self.storage == "padded" else page]
         self.seal()
+
+    def hide(self, candidates: Padded, keep: torch.Tensor) -> None:
+        """Let queries see of the candidates only where keep (C, L) is true, and let go of nothing."""
+        page = joined(self.pages)
+        slots = page.slots.clone()
+        seen = slots >= 0
+        slots[seen] = torch.where(keep[candidates.slots >= 0], slots[seen], -2 - slots[seen])
+        self.hold(replace(page, slots=slots, all_seen=False))
 
     def expire(self) -> None:
         """Drop the entries that no later query sees: in a window w only the last w - 1 are of use."""
@@ -240,21 +282,25 @@ class RaggedLayer(CacheLayerMixin):
 
     def state(self) -> LayerState:
         """What is held now."""
-        return LayerState(tuple(self.pages), self.sealed, self.seen, dict(self.memory))
+        return LayerState(tuple(self.pages), self.sealed, self.seen, dict(self.memory), self.basis)
 
     def restore(self, state: LayerState) -> None:
         """Hold again what was held then."""
-        self.pages, self.sealed = list(state.pages), state.sealed
+        self.pages, self.sealed, self.basis = list(state.pages), state.sealed, state.basis
         self.seen, self.memory, self.incoming = state.seen, dict(state.memory), None
 
 
 @dataclass(frozen=True)
 class LayerShape:
-    """What the budget must know of a layer: its KV heads, bytes of an entry's key and value, its window or None."""
+    """What the budget must know of a layer: its KV heads, bytes of an entry's key and value, its window or None.
+
+    entry_bytes: as an entry is held once the cache was compressed. read_bytes: as the model makes it, if that differs.
+    """
 
     kv_heads: int
     entry_bytes: int
     window: int | None
+    read_bytes: int | None = None
 
     def holds(self, seen: int) -> int:
         """Entries of a KV head that can be of use after `seen` tokens."""
@@ -288,15 +334,17 @@ class RaggedCache(Cache):
         super().reset()  # type: ignore[no-untyped-call]
         self.padding = Padding()
 
-    def storages(self, more: Iterable[Page] = ()) -> int:
-        """Bytes of the unique storages behind all keys and values, those of further pages included."""
-        pages = [*(page for layer in self.layers for page in layer.pages), *more]
+    def storages(self, more: Iterable[LayerState] = ()) -> int:
+        """Bytes of the unique storages behind all keys and values, those of further states included."""
+        layers: list[RaggedLayer | LayerState] = [*self.layers, *more]
+        pages = [page for layer in layers for page in layer.pages]
         return unique_bytes(tensor for page in pages for tensor in (page.keys, page.values))
 
-    def side_data(self, more: Iterable[Page] = ()) -> int:
-        """Bytes of the unique storages of all else that is kept: slots, padding, what scores remember."""
-        pages = [*(page for layer in self.layers for page in layer.pages), *more]
-        tensors = [page.slots for page in pages]
+    def side_data(self, more: Iterable[LayerState] = ()) -> int:
+        """Bytes of the unique storages of all else that is kept: slots, masses, bases, padding, scores' memory."""
+        layers: list[RaggedLayer | LayerState] = [*self.layers, *more]
+        tensors = [tensor for layer in layers for page in layer.pages for tensor in page.tensors[2:]]
+        tensors += [tensor for layer in layers if layer.basis is not None for tensor in layer.basis.tensors]
         tensors += [tensor for layer in self.layers for tensor in layer.memory.values()]
         return unique_bytes([*tensors, *self.padding.tensors])
 
@@ -390,7 +438,9 @@ def _only(page: Page, stays: torch.Tensor) -> Page:
     if lengths == page.lengths:
         return page
     slots = page.slots[stays]
-    return Page(page.keys[stays], page.values[stays], slots, lengths, page.all_seen or bool((slots >= 0).all()))
+    all_seen = page.all_seen or bool((slots >= 0).all())
+    mass = None if page.mass is None else page.mass[stays]
+    return Page(page.keys[stays], page.values[stays], slots, lengths, all_seen, mass)
 
 
 def _filled(page: Page) -> Page:
@@ -402,8 +452,17 @@ def _filled(page: Page) -> Page:
     return Page(keys, values, slots, (spread.slots.shape[1],) * len(page.lengths), all_seen=False)
 
 
-def _sequences(page: Page, order: Sequence[int], kv_heads: int) -> Page:
-    cells = [sequence * kv_heads + head for sequence in order for head in range(kv_heads)]
+def _of_cells(page: Page, cells: Sequence[int]) -> Page:
+    """The page of these cells, in this order."""
     parts = [tensor.split(page.lengths) for tensor in page.tensors]
-    keys, values, slots = (torch.cat([part[cell] for cell in cells]) for part in parts)
-    return Page(keys, values, slots, tuple(page.lengths[cell] for cell in cells), page.all_seen)
+    keys, values, slots, *mass = (torch.cat([part[cell] for cell in cells]) for part in parts)
+    return Page(keys, values, slots, tuple(page.lengths[cell] for cell in cells), page.all_seen, *mass)
+
+
+def _coded(page: Page, values: torch.Tensor, basis: Basis) -> Page:
+    """The page with codes in place of values; values (C, L, dv): the page's, side by side."""
+    codes = basis.coded(values)
+    if len(set(page.lengths)) > 1:
+        ends = torch.tensor(page.lengths, device=codes.device)[:, None]
+        return replace(page, values=codes[torch.arange(codes.shape[1], device=codes.device) < ends])
+    return replace(page, values=codes.flatten(0, 1))

@@ -19,8 +19,10 @@ from eviction.method import (
     ContextAndQuestionRows,
     ContextRows,
     Reconstruction,
+    Schedule,
     Score,
     Selector,
+    State,
     named,
 )
 from eviction.options import check_whole
@@ -44,15 +46,17 @@ def evict(
     budget: int | Budget | None = None,
     storage: Storage = "ragged",
     decode: Decode | None = None,
+    state: str | State = "exact",
 ) -> Iterator["Run"]:
     """While open, the model runs on a physically evicted cache; afterwards it is as it was.
 
-    model: any decoder of transformers whose attention can be replaced. score, allocator, selector: names (`python -m
-    eviction list`), with options as "snapkv:variant=kvpress", or objects; score None evicts nothing. budget: entries
-    per KV head on average, or a Budget; required with a score. storage: "ragged" holds what was selected and the budget
-    is enforced; "padded" (each layer's cells as long as its longest) and "masked" (everything, as most published code
-    does) hold more, and `run.enforced` says so. decode: when to evict while answering; None: only the prompt is evicted
-    from, and what question and answer append is counted.
+    model: any decoder of transformers whose attention can be replaced. score, allocator, selector, state: names (see
+    `python -m eviction list`), with options as "snapkv:variant=kvpress", or objects; score None evicts nothing. budget:
+    entries per KV head on average, or a Budget; required with a score. storage: "ragged" holds what was selected and
+    the budget is enforced; "padded" (each layer's cells as long as its longest) and "masked" (everything, as most
+    published code does) hold more, and `run.enforced` says so. decode: when to evict while answering, down to what,
+    and what of the answer stays; None: only the prompt is evicted from, and what question and answer append is counted.
+    state: how what is kept is held; other than "exact" in ragged storage alone.
 
     Inside, `run.prefill(ids)` reads a context and evicts before any question is known; `run.generate(ids)` goes on from
     there, inside `with run.question():` without changing the state that the next question finds. `model(ids)` and
@@ -64,20 +68,29 @@ def evict(
     if storage not in STORAGES:
         raise BadInput(f"unknown storage {storage!r}: expected one of {', '.join(STORAGES)}")
     method = Method(
-        None if score is None else named(Score, score), named(Allocator, allocator), named(Selector, selector)
+        None if score is None else named(Score, score),
+        named(Allocator, allocator),
+        named(Selector, selector),
+        named(State, state),
     )
+    if method.state.name != "exact" and (storage != "ragged" or score is None):
+        what = "a score to evict by" if score is None else f"storage ragged, not {storage}"
+        raise BadInput(f"state {method.state.name}: expected {what}")
     decoder = decoder_of(model)
-    shapes = layer_shapes(model)
+    shapes = layer_shapes(model, method.state)
     if decode is not None and score is None:
         raise BadInput("decode: expected a score to evict by")
     if decode is not None and isinstance(method.score, Reconstruction):
         raise BadInput(f"score {method.score.name}: reads the prompt again and knows no decoding: decode must be None")
+    if method.selector.rows_needed and isinstance(method.score, Reconstruction):
+        raise BadInput(f"selector {method.selector.name}: needs query rows: score {method.score.name} has none")
     if isinstance(budget, Budget) and budget.nbytes is not None:
-        on_top = decode is not None and decode.prompt == "on_top"
-        if method.allocator.extra or on_top:
-            what = (
-                'decode with prompt="on_top"' if on_top else f"allocator {method.allocator.name} with its floor on top"
-            )
+        what = f"allocator {method.allocator.name} with its floor on top" if method.allocator.extra else ""
+        if decode is not None and decode.prompt == "on_top":
+            what = 'decode with prompt="on_top"'
+        elif decode is not None and named(Schedule, decode.schedule).name != "constant":
+            what = f"schedule {named(Schedule, decode.schedule).name}"
+        if what:
             raise BadInput(f"a budget in bytes with {what}: bytes limit all that is held: give entries instead")
     run = Run(model, shapes, method, None if budget is None else as_budget(budget), storage, decode)
     name = f"{NAME}{next(_numbers)}"
@@ -133,7 +146,10 @@ class Run:
 
     @property
     def kept(self) -> list[list[npt.NDArray[np.int64]]]:
-        """kept[layer][kv_head]: sorted true positions that the cache holds of the first sequence."""
+        """kept[layer][kv_head]: sorted true positions that the cache holds of the first sequence.
+
+        An entry that stands for several tokens is at the position of the latest.
+        """
         return self.kept_of(0)
 
     def kept_of(self, sequence: int) -> list[list[npt.NDArray[np.int64]]]:
@@ -223,7 +239,8 @@ class Run:
             before = past.real[:: past.real.shape[0] // ids.shape[0]].to(new)
         whole = torch.cat([before, new], dim=1)
         options = {"do_sample": False, **options}
-        out = self.model.generate(ids, attention_mask=whole, cache=self.cache, **options)  # type: ignore[operator]
+        with self._passes.answering():
+            out = self.model.generate(ids, attention_mask=whole, cache=self.cache, **options)  # type: ignore[operator]
         sequences = out if isinstance(out, torch.Tensor) else out.sequences
         generated: torch.Tensor = sequences[:, ids.shape[1] :]
         return generated

@@ -6,6 +6,7 @@ import torch
 from transformers import PreTrainedModel
 
 from data import BadInput
+from eviction.method import State
 from eviction.ragged import LayerShape
 
 CACHE_NAMES = ("cache", "past_key_values")  # what transformers calls and called the argument of a model's forward
@@ -25,10 +26,10 @@ def decoder_of(model: PreTrainedModel) -> PreTrainedModel:
     return decoder
 
 
-def layer_shapes(model: PreTrainedModel) -> list[LayerShape]:
+def layer_shapes(model: PreTrainedModel, state: State) -> list[LayerShape]:
     """What every layer will hold an entry of, from the configuration; held against the tensors when they come.
 
-    Raises BadInput for layers that are neither full nor sliding-window attention.
+    Raises BadInput for layers that are neither full nor sliding-window attention, and for a state that they do not fit.
     """
     config = model.config.get_text_config()
     heads = getattr(config, "num_attention_heads", None)
@@ -44,8 +45,11 @@ def layer_shapes(model: PreTrainedModel) -> list[LayerShape]:
         raise BadInput(f"{type(model).__name__}: layers of type {', '.join(unknown)} are not supported")
     if window is not None and window < 2 and "sliding_attention" in kinds:
         raise BadInput(f"{type(model).__name__}: a sliding window of {window}: its layers have nothing to keep")
-    size = 2 * width * model.dtype.itemsize
-    return [LayerShape(kv_heads, size, window if kind == "sliding_attention" else None) for kind in kinds]
+    rank, size = state.value_rank(width), model.dtype.itemsize
+    read = 2 * width * size
+    held = read if rank is None else (width + rank) * size
+    windows = [window if kind == "sliding_attention" else None for kind in kinds]
+    return [LayerShape(kv_heads, held, mine, None if rank is None else read) for mine in windows]
 
 
 def output_weight_of(model: PreTrainedModel, layer: int) -> torch.Tensor | None:

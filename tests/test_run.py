@@ -29,8 +29,8 @@ from transformers import (
 )
 from transformers.masking_utils import eager_mask
 
+from capture import checkpoints
 from data import BadInput
-from data.store import CHECKOUT
 from eviction import Budget, BudgetExceeded, Decode, evict
 from eviction.method import (
     Allocation,
@@ -45,7 +45,6 @@ from eviction.method import (
 )
 from eviction.ragged import RaggedCache
 
-EMBEDDED = CHECKOUT / "data" / "models"
 TOLERANCE = 2e-5  # of logits, in float32: summation order differs between the two ways of attending
 SMALL: dict[str, Any] = {
     "vocab_size": 97,
@@ -278,10 +277,12 @@ def test_chunked_prefill_evicts_every_chunk(name: str, allocator: Allocator) -> 
     assert (last - theirs[:, -1]).abs().max() < TOLERANCE * max(1.0, float(theirs.abs().max()))
 
 
-@pytest.mark.parametrize("name", ["qwen", "qwen3", "olmo", "gemma"])
-def test_embedded_checkpoints_equal_the_masked_full_cache(name: str) -> None:
+@pytest.mark.parametrize("name", ["llama", "qwen", "qwen3", "olmo", "gemma"])
+def test_default_checkpoints_equal_the_masked_full_cache(name: str) -> None:
+    """SmolLM2 and the four embedded models, as they are loaded for everything else."""
+
     def load() -> PreTrainedModel:
-        return AutoModelForCausalLM.from_pretrained(EMBEDDED / name, dtype=torch.float32).eval()
+        return checkpoints.load_causal(checkpoints.find(name, None), "cpu", "float32")
 
     ids = torch.randint(5, 2000, (1, 240), generator=torch.Generator().manual_seed(4))
     ids[:, 0] = 1

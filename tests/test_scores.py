@@ -373,7 +373,7 @@ def test_a_budget_or_a_context_below_the_window_protects_all_of_it(variant, wind
 
 # Every score that there is, but for those that must be shown a replay or statistics first and have tests of their own
 
-PREPARED = {"kvzip", "triattention"}
+PREPARED = {"Q_stats", "kvzip", "static_route", "triattention", "variant_b"}
 
 
 def parts():

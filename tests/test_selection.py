@@ -9,7 +9,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from eviction.method import Cells, Selector, listed
+from eviction.method import Cells, Rows, Selector, listed
 from eviction.selection import alpha
 from eviction.selection.alpha import Alpha
 from eviction.selection.top_mass import TopMass
@@ -36,12 +36,18 @@ class Case:
 
     def sequence(self, b: int) -> "Case":
         """One sequence of the batch by itself."""
-        cells = [cells_of(c.keys[b : b + 1], c.values[b : b + 1], c.positions[b : b + 1], c.layer) for c in self.cells]
+        cells = []
+        for c in self.cells:
+            rows = c.rows.sequences(torch.tensor([b]))  # type: ignore[union-attr]
+            one = cells_of(c.keys[b : b + 1], c.values[b : b + 1], c.positions[b : b + 1], c.layer, rows)
+            cells.append(one)
         return Case(cells, [s[b : b + 1] for s in self.scores], [n[b : b + 1] for n in self.counts])
 
 
-def cells_of(keys: torch.Tensor, values: torch.Tensor, positions: torch.Tensor, layer: int) -> Cells:
-    return Cells(layer, 9, keys, values, positions, (99,) * len(keys), budget=9)
+def cells_of(
+    keys: torch.Tensor, values: torch.Tensor, positions: torch.Tensor, layer: int, rows: Rows | None = None
+) -> Cells:
+    return Cells(layer, 9, keys, values, positions, (99,) * len(keys), budget=9, rows=rows)
 
 
 @st.composite
@@ -83,8 +89,10 @@ def cases(
                 scores[b, h, :n] = cell_scores(kind, n, random)
                 vectors[b, h, :n] = cell_values(value_kind, n, d, random)
                 counts[b, h] = min(count[b], n) if same_counts else random.integers(0, n + 1)
-        keys = torch.zeros(batch, heads, most, 1)
-        made.cells.append(cells_of(keys, torch.tensor(vectors).to(dtype), torch.tensor(positions), layer))
+        keys = torch.tensor(random.standard_normal((batch, heads, most, 2)), dtype=torch.float32)
+        queries = torch.tensor(random.standard_normal((batch, 2 * heads, 1, 2)), dtype=torch.float32)
+        rows = Rows(queries, torch.full((batch, 1), 98), torch.zeros(batch, 1, dtype=torch.int64), 1.0, None)
+        made.cells.append(cells_of(keys, torch.tensor(vectors).to(dtype), torch.tensor(positions), layer, rows))
         made.scores.append(torch.tensor(scores, dtype=torch.float32))
         made.counts.append(torch.tensor(counts))
     return made

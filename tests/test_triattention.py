@@ -515,7 +515,7 @@ def test_files_that_hold_no_statistics_are_refused(tmp_path: Path) -> None:
     save_file({"mean": torch.zeros(2)}, path)
     with pytest.raises(BadInput, match="no query statistics of version"):
         named(Score, f"triattention:statistics={path}")
-    about = {"format": "forced-weights query statistics", "version": "1"}
+    about = {"format": "forced-weights query statistics", "version": "2"}
     save_file({"mean": torch.zeros(2)}, path, about)
     with pytest.raises(BadInput, match="not whole"):
         TriAttention(path)

@@ -74,11 +74,5 @@ def _received(cells: Cells, rows: ContextRows | ContextAndQuestionRows) -> torch
         # entries later than all of its rows, which come last in every cell, are left out
         reached = cells.held & (cells.positions <= block.positions.amax(1)[:, None, None])
         longest = int(reached.sum(-1).max())
-        reach = replace(
-            cells,
-            keys=cells.keys[:, :, :longest],
-            values=cells.values[:, :, :longest],
-            positions=cells.positions[:, :, :longest],
-        )
-        total[..., :longest] += block.weights(reach).sum((2, 3))
+        total[..., :longest] += block.weights(cells.first(longest)).sum((2, 3))
     return total

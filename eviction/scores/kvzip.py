@@ -1,7 +1,7 @@
 """KVzip: what the model attends to when it is made to write the context again."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
 import torch
@@ -17,6 +17,7 @@ NO_TEMPLATE = "\n"  # between a request and its answer, for a model that was tau
 OVERLAP = 8  # tokens of the chunk before that a later chunk's request quotes
 
 OBSERVED = "reconstruction"
+ROWS = 256  # query rows whose weights are in memory at once
 
 
 @dataclass(frozen=True)
@@ -97,9 +98,16 @@ class KVzip(Reconstruction):
         positions = cells.positions
         chunk = (positions >= start) & (positions < end)
         among = chunk | ((positions >= 0) & (positions < self.sinks)) | (positions >= own)
-        logits = rows.logits(cells).masked_fill(~among[:, :, None, None], -torch.inf)
-        weights = torch.where(rows.visible(cells)[:, :, None], torch.softmax(logits, dim=-1), 0.0)
-        largest = weights.flatten(2, 3).amax(2)
+        # of a long context the pass looks at its chunk alone, so only that is multiplied
+        at = torch.nonzero(among.any(0).any(0)).flatten()
+        chunk, among, positions = chunk[..., at], among[..., at], positions[..., at]
+        looked_at = replace(cells, keys=cells.keys[:, :, at], values=cells.values[:, :, :0], positions=positions)
+        largest = torch.zeros(positions.shape, device=device)
+        for begin in range(0, rows.queries.shape[2], ROWS):
+            some = rows.between(begin, begin + ROWS)
+            logits = some.logits(looked_at).masked_fill(~among[:, :, None, None], -torch.inf)
+            weights = torch.where(some.visible(looked_at)[:, :, None], torch.softmax(logits, dim=-1), 0.0)
+            largest = torch.maximum(largest, weights.flatten(2, 3).amax(2))
         noted = cells.memory.get(OBSERVED)
         noted = torch.zeros(batch, kv_heads, int(own.max()), device=device) if noted is None else noted.clone()
         at = torch.where(chunk, positions, 0)

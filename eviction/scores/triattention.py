@@ -9,14 +9,12 @@ import torch
 
 from data import BadInput
 from eviction.calibration import Statistics, components
+from eviction.measured import is_witnessed
 from eviction.method import Cells, ContextAndQuestionRows, ContextRows, Score
 from eviction.options import check_flag, check_whole
 from eviction.rotary import Rotary
 
 LEAST_DEVIATION = 1e-6  # of the code's z-score: heads whose scores differ by less say nothing
-# Relative and absolute difference of a weight above which it is another model's: it decides nothing between two
-# precisions of one checkpoint (bf16 is off by 2^-8 at most), and does not see a fine-tuned one that stayed closer.
-SAME_WEIGHT = 2.0**-6, 1e-6
 
 
 @dataclass(frozen=True)
@@ -123,13 +121,11 @@ class TriAttention(Score):
                 f"{what}: statistics of {_named(found)}, of {made[0]} layers, {made[1]} query heads, {made[2]}"
                 f" coordinates and {made[3]} frequencies: this model has {', '.join(map(str, here))}"
             )
-        if cells.output_weight is not None and len(found.witness):
-            mine, theirs = cells.output_weight[:, 0].float(), found.witness[cells.layer].to(cells.keys.device)
-            if mine.shape != theirs.shape or not torch.allclose(mine, theirs, *SAME_WEIGHT):
-                raise BadInput(
-                    f"{what}: statistics of {_named(found)}: this model's weights are others: expected statistics made"
-                    " of it by `python -m eviction calibrate`"
-                )
+        if not is_witnessed(found.witness, cells.layer, cells.output_weight):
+            raise BadInput(
+                f"{what}: statistics of {_named(found)}: this model's weights are others: expected statistics made"
+                " of it by `python -m eviction calibrate`"
+            )
         return cells.rotary
 
 

@@ -1,0 +1,1 @@
+"""How what is kept is held: one file a state."""
