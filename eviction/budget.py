@@ -82,16 +82,13 @@ def as_budget(budget: int | Budget) -> Budget:
 class Account:
     """What the sequences of one cache hold against their budget; every change of the cache is reported here.
 
-    shapes: of the layers. extra: entries per KV head that an allocator states to keep on top of the budget. enforced:
-    False where the storage holds more than was selected by design (padded, masked): then nothing is raised after a
-    compression, and whoever reports the run must say so. schedule: levels of the rounds of an answer; the prompt's own
-    compressions are at the nominal budget.
+    shapes: of the layers. extra: entries per KV head that an allocator states to keep on top of the budget. Counted
+    is what queries see, in storage that holds more by design (padded, masked), too: what that holds whoever reports the
+    run must say. schedule: levels of the rounds of an answer; the prompt's own compressions are at the nominal budget.
     """
 
-    def __init__(
-        self, budget: Budget | None, shapes: Sequence[LayerShape], extra: int, enforced: bool, schedule: Schedule
-    ) -> None:
-        self.budget, self.shapes, self.extra, self.enforced = budget, tuple(shapes), extra, enforced
+    def __init__(self, budget: Budget | None, shapes: Sequence[LayerShape], extra: int, schedule: Schedule) -> None:
+        self.budget, self.shapes, self.extra = budget, tuple(shapes), extra
         self.schedule = schedule
         self.reset()
 
@@ -170,8 +167,7 @@ class Account:
             return
         rounds = self.rounds(len(seen))
         cut_to = [None] * len(seen) if due is None else rounds
-        if self.enforced:
-            self._check([self.limit(*sequence) for sequence in zip(seen, on_top, cut_to, strict=True)], 0, due)
+        self._check([self.limit(*sequence) for sequence in zip(seen, on_top, cut_to, strict=True)], 0, due)
         self._rounds = rounds if due is None else [done + was_due for done, was_due in zip(rounds, due, strict=True)]
         # up to its next round a sequence may hold what the last one left, and grow to what the next one will leave
         self._limits = [
@@ -182,7 +178,7 @@ class Account:
     def appended(self, seen: Sequence[int], evicting: bool) -> None:
         """Tokens were added that nothing is evicted for. Raises BudgetExceeded if they are more than the budget allows:
         its spare on top of the last compression's limit, or (evicting False) whatever was read on top of the budget."""
-        if self.budget is None or not self.enforced:
+        if self.budget is None:
             return
         if not evicting:
             self._limits = [self.limit(n) for n in seen]
@@ -196,5 +192,9 @@ class Account:
                 continue
             held = sum(layer[sequence] for layer in self._held if layer)
             if held > limit + spare:
-                allowed = f"{limit} and {spare} to spare" if spare else str(limit)
-                raise BudgetExceeded(f"sequence {sequence}: {held} entries held, the budget allows {allowed}")
+                cells = sum(shape.kv_heads for shape in self.shapes)
+                allowed = f"{limit / cells:g}" + (f" and {spare / cells:g} to spare" if spare else "")
+                raise BudgetExceeded(
+                    f"sequence {sequence}: {held / cells:g} entries a KV head held on average, the budget allows"
+                    f" {allowed} ({held} of {limit + spare} in {cells} KV heads)"
+                )

@@ -3,6 +3,7 @@
 import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
+from typing import get_args
 
 import torch
 
@@ -11,17 +12,21 @@ from eviction.attention import Queries
 from eviction.basis import fit
 from eviction.budget import Account
 from eviction.method import (
+    Allocation,
     Allocator,
     Cells,
     ContextAndQuestionRows,
     ContextRows,
     Reconstruction,
+    Scope,
     Score,
     Selector,
     State,
 )
 from eviction.ragged import Padded, Page, RaggedCache, RaggedLayer, unique_bytes
 from eviction.rotary import Rotary
+
+SCOPES = get_args(Scope)
 
 AnyRows = ContextRows | ContextAndQuestionRows
 
@@ -34,6 +39,12 @@ class Method:
     allocator: Allocator
     selector: Selector
     state: State
+
+    def __post_init__(self) -> None:
+        """Raises BadInput for a scope that there is not."""
+        for part in (self.allocator, self.selector):
+            if part.scope not in SCOPES:
+                raise BadInput(f"{part.name}: scope {part.scope!r}: expected {' or '.join(SCOPES)}")
 
     @property
     def by_layer(self) -> bool:
@@ -262,6 +273,9 @@ class Compressor:
                 cells[0].layer,
                 len(self.cache.layers),
             )
+            if not isinstance(allocation, Allocation) or len(allocation.counts) != len(cells):
+                name, got = self.method.allocator.name, type(allocation).__name__
+                raise BadInput(f"allocator {name}: returned {got}: expected an Allocation with counts of every layer")
             layers = zip(cells, counts, allocation.counts, scores, lengths, strict=True)
             for mine, count, allocated, score, length in layers:
                 self._check_count(allocated, length[b])

@@ -1,12 +1,15 @@
 """What a cache held, pass by pass: lengths of every layer and KV head, bytes, peak."""
 
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Literal, get_args
 
 import numpy as np
 import polars as pl
 
+from data import BadInput
+
 Phase = Literal["prefill", "question", "decode"]
+PHASES = get_args(Phase)
 
 COLUMNS = (
     "step",
@@ -27,10 +30,11 @@ COLUMNS = (
 class Step:
     """One forward pass. phase: prefill (its tokens are evicted from), question (several tokens after it), decode (one).
 
-    batch: sequences. tokens: slots fed in it. used: entries of every cell that the pass attended to, layer by layer
-    (after the append, before eviction); kept: the same after eviction. nbytes, side_bytes: of the cache afterwards.
-    peak_bytes: the most that the cache's keys and values took during the pass, with the transient copies that attention
-    and eviction make of them; the model's own projections and outputs are not counted.
+    batch: sequences. tokens: slots fed in it. used: entries in memory of every cell that the pass ran over, layer by
+    layer, those that a mask hides included (after the append, before eviction); kept: the same after eviction. nbytes,
+    side_bytes: of the cache afterwards. peak_bytes: the most that the cache's keys and values took during the pass,
+    with the transient copies that attention and eviction make of them; the model's own projections and outputs are not
+    counted.
     """
 
     phase: Phase
@@ -85,4 +89,6 @@ class Ledger:
         return pl.DataFrame(rows, schema=[*COLUMNS], orient="row")
 
     def _of(self, phase: Phase | None) -> list[Step]:
+        if phase not in (None, *PHASES):
+            raise BadInput(f"ledger: phase {phase!r}: expected one of {', '.join(PHASES)}")
         return [step for step in self.steps if phase is None or step.phase == phase]

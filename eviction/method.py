@@ -128,6 +128,8 @@ class Rows:
     def logits(self, cells: Cells, dtype: torch.dtype = torch.float32) -> torch.Tensor:
         """(B, K, G, T, L) logits of the rows over the held entries, in dtype, -inf where a row does not see one."""
         batch, heads, rows, _ = self.queries.shape
+        if rows == 0:
+            raise BadInput(f"layer {cells.layer}: no query rows to weigh with: rows_needed() said that none are read")
         kv_heads = cells.keys.shape[1]
         queries = self.queries.to(dtype).reshape(batch, kv_heads, heads // kv_heads, rows, -1)
         logits = queries @ cells.keys.to(dtype)[:, :, None].transpose(-1, -2) * self.scale
@@ -157,11 +159,22 @@ class ContextAndQuestionRows(Rows):
     """Rows of a prompt that the question is part of."""
 
 
-class Score(ABC):
-    """How much each entry matters: higher is kept."""
+class _Part(ABC):
+    """What every part has: a name, under which it is listed, and where it is from."""
 
     name: ClassVar[str]
     source: ClassVar[str]
+
+    def __init_subclass__(cls) -> None:
+        """A part that is only handed over as an object goes by the name of its class."""
+        kind = _Part in cls.__bases__
+        for attribute, default in (("name", cls.__name__), ("source", "")):
+            if not kind and not hasattr(cls, attribute):
+                setattr(cls, attribute, default)
+
+
+class Score(_Part):
+    """How much each entry matters: higher is kept."""
 
     @abstractmethod
     def __call__(self, cells: Cells, rows: ContextRows | ContextAndQuestionRows) -> torch.Tensor:
@@ -217,15 +230,13 @@ class Allocation:
     recent: int = 0
 
 
-class Allocator(ABC):
+class Allocator(_Part):
     """How a budget is shared among the KV heads of one sequence.
 
     scope: "layer" if each layer can be decided alone (then it is called with one layer at a time, as soon as that layer
     was computed), "model" if all layers must be known.
     """
 
-    name: ClassVar[str]
-    source: ClassVar[str]
     scope: ClassVar[Scope]
 
     @property
@@ -248,16 +259,14 @@ class Allocator(ABC):
         scores: per layer (K, L) float32, -inf where nothing is held, +inf where the score protects; entries in order of
         position. lengths: per layer (K,) int64, entries held. budgets: per layer the average entries of a KV head,
         already cut to what the layer can hold. first_layer: number of scores[0]'s layer among n_layers. The counts sum
-        to exactly sum_l K_l budgets_l, or to all that is held where that is less, and none exceeds its cell's length.
+        to at most sum_l K_l budgets_l over all layers (a method that gives less holds less, and its bytes say so), and
+        none exceeds its cell's length.
         Raises BadInput where the budget does not allow it.
         """
 
 
-class Selector(ABC):
+class Selector(_Part):
     """Which entries of each cell stay, given how many. scope as for an allocator."""
-
-    name: ClassVar[str]
-    source: ClassVar[str]
 
     @property
     @abstractmethod
@@ -279,7 +288,7 @@ class Selector(ABC):
         """
 
 
-class State(ABC):
+class State(_Part):
     """How what is kept is held. Of ragged storage alone, where each entry is held by itself.
 
     Values: as they are, or as codes in a basis of each cell (eviction/basis.py). It is fitted to the values that a cell
@@ -287,9 +296,6 @@ class State(ABC):
     compressed before), and does not change from then on; what is appended later is coded as it comes, before it is
     attended to. Entries: each one token, or some of them slots that stand for several.
     """
-
-    name: ClassVar[str]
-    source: ClassVar[str]
 
     @abstractmethod
     def value_rank(self, width: int) -> int | None:
@@ -308,7 +314,7 @@ class State(ABC):
         return held.page(keep, counts)
 
 
-class Schedule(ABC):
+class Schedule(_Part):
     """To what level the cache is cut in each eviction round of an answer.
 
     A round is a pass after the prompt that finds a sequence above the level of its next round (and the slack), and
@@ -316,9 +322,6 @@ class Schedule(ABC):
     passes among them. The prompt's own eviction is none: it is at the nominal budget under every schedule, so that what
     two schedules begin with is the same.
     """
-
-    name: ClassVar[str]
-    source: ClassVar[str]
 
     @abstractmethod
     def level(self, budget: int, number: int) -> int:
@@ -329,11 +332,8 @@ class Schedule(ABC):
         """The lowest level of all rounds that there may be."""
 
 
-class Anchors(ABC):
+class Anchors(_Part):
     """Which of the tokens that the model wrote stay in the cache, whatever their score."""
-
-    name: ClassVar[str]
-    source: ClassVar[str]
 
     @abstractmethod
     def __call__(self, written: torch.Tensor) -> torch.Tensor:
@@ -363,6 +363,11 @@ def listed(kind: type[Part]) -> dict[str, type[Part]]:
         module = importlib.import_module(f"{package.__name__}.{module_info.name}")
         for _, part in inspect.getmembers(module, inspect.isclass):
             if issubclass(part, kind) and part.__module__ == module.__name__ and not inspect.isabstract(part):
+                where = f"{_KINDS[kind][0]} {part.__qualname__} in {module.__name__}"
+                if not is_dataclass(part) or not all(isinstance(x, str) for x in (part.name, part.source)):
+                    raise BadInput(f"{where}: expected a frozen dataclass with class attributes name and source")
+                if part.name in found:
+                    raise BadInput(f"{where}: its name, {part.name!r}, is {found[part.name].__module__}'s already")
                 found[part.name] = part
     return dict(sorted(found.items()))
 

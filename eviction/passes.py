@@ -59,13 +59,14 @@ class Passes:
         self._model, self._budget, self._decode, self._method = model, budget, decode, method
         self._schedule = named(Schedule, "constant" if decode is None else decode.schedule)
         self._anchors = None if decode is None or decode.anchors is None else named(Anchors, decode.anchors)
-        self._account = Account(budget, shapes, method.allocator.extra, storage == "ragged", self._schedule)
+        self._account = Account(budget, shapes, method.allocator.extra, self._schedule)
         rotary = [rotary_of(model, layer) for layer in range(len(shapes))]
         weights = [output_weight_of(model, layer) for layer in range(len(shapes))]
         on_top = decode is not None and decode.prompt == "on_top"
         self.compressor = Compressor(method, self.cache, self._account, rotary, weights, model.device, on_top=on_top)
         self.snapshots: list[_Snapshot] = []
         self.broken, self.batch = "", 1
+        self._context_alone = False  # whether what was read is a context, which questions are to follow
         self.cache.followers.append(self._reorder)
         self._forget()
 
@@ -94,7 +95,7 @@ class Passes:
         self.cache.reset()
         self._account.reset()
         self.snapshots.clear()
-        self.broken = ""
+        self.broken, self._context_alone = "", False
         self._forget()
 
     @property
@@ -162,7 +163,10 @@ class Passes:
 
     @contextmanager
     def reading(self, kind: type[ContextRows] | type[ContextAndQuestionRows]) -> Iterator[None]:
-        """The passes inside read one text, chunk by chunk; whoever feeds them sets more_to_come before each."""
+        """The passes inside read one text, chunk by chunk; whoever feeds them sets more_to_come before each.
+
+        The first with more_to_come False ends it: whatever is fed after it, inside too, is no part of the text.
+        """
         self._context, self.more_to_come = kind, False
         try:
             yield
@@ -249,6 +253,11 @@ class Passes:
                 raise BadInput("the model was given a cache that is not the run's: pass cache=run.cache")
             if self.snapshots:
                 raise BadInput("inside question() the model must go on: use run.generate, or pass cache=run.cache")
+            if self._context_alone:
+                raise BadInput(
+                    "the context read by run.prefill would be forgotten: go on with run.generate or cache=run.cache, or"
+                    " call run.reset() first"
+                )
             if self.cache.padding.slots > 0:
                 self.reset()
         self.check_whole()
@@ -419,6 +428,8 @@ class Passes:
                     self._reconstruct(decoder)
                 self._tokens, self._used, self._peak = tokens, used, max(peak, self._peak)
                 self._prompt_read(batch)
+                self._context_alone = self._context is ContextRows
+                self._context = None
         held = self.bytes
         self.ledger.steps.append(
             Step(

@@ -52,10 +52,11 @@ def evict(
 
     model: any decoder of transformers whose attention can be replaced. score, allocator, selector, state: names (see
     `python -m eviction list`), with options as "snapkv:variant=kvpress", or objects; score None evicts nothing. budget:
-    entries per KV head on average, or a Budget; required with a score. storage: "ragged" holds what was selected and
-    the budget is enforced; "padded" (each layer's cells as long as its longest) and "masked" (everything, as most
-    published code does) hold more, and `run.enforced` says so. decode: when to evict while answering, down to what,
-    and what of the answer stays; None: only the prompt is evicted from, and what question and answer append is counted.
+    entries per KV head on average, or a Budget; required with a score; without one, what does not fit is refused.
+    storage: "ragged" holds what was selected; "padded" (each layer's cells as long as its longest) and "masked"
+    (everything, as most published code does) select the same and hold more, and `run.enforced` says so. decode: when to
+    evict while answering, down to what, and what of the answer stays; None: only the prompt is evicted from, and what
+    question and answer append is counted.
     state: how what is kept is held; other than "exact" in ragged storage alone.
 
     Inside, `run.prefill(ids)` reads a context and evicts before any question is known; `run.generate(ids)` goes on from
@@ -78,6 +79,8 @@ def evict(
         raise BadInput(f"state {method.state.name}: expected {what}")
     decoder = decoder_of(model)
     shapes = layer_shapes(model, method.state)
+    if decode is not None and not isinstance(decode, Decode):
+        raise BadInput(f"decode {decode!r}: expected a Decode, such as Decode(slack=16)")
     if decode is not None and score is None:
         raise BadInput("decode: expected a score to evict by")
     if decode is not None and isinstance(method.score, Reconstruction):
@@ -142,6 +145,13 @@ class Run:
         self.cache, self.ledger = self._passes.cache, self._passes.ledger
         self._ended = False
 
+    def __repr__(self) -> str:
+        """What the cache holds, in a line."""
+        cells = [length for layer in self.cache.layers for length in layer.lengths]
+        average = sum(cells) / max(1, len(cells))
+        read = ", ".join(map(str, self.cache.padding.tokens)) or "nothing"
+        return f"Run(tokens read: {read}; entries a KV head on average: {average:.1f}; bytes: {self.bytes:,})"
+
     # What the cache holds
 
     @property
@@ -154,6 +164,8 @@ class Run:
 
     def kept_of(self, sequence: int) -> list[list[npt.NDArray[np.int64]]]:
         """kept of any sequence of the batch. Positions count its tokens; padding has none."""
+        if not 0 <= sequence < self._passes.batch:
+            raise BadInput(f"sequence {sequence}: expected 0 to {self._passes.batch - 1}")
         kept = []
         for layer, shape in zip(self.cache.layers, self.cache.shapes, strict=True):
             heads: list[npt.NDArray[np.int64]] = [np.empty(0, np.int64)] * shape.kv_heads
@@ -206,17 +218,22 @@ class Run:
     ) -> torch.Tensor:
         """Read a context as a new sequence and evict; the logits (B, V) after its last token.
 
+        Of a model without a head its last hidden state.
+
         ids (B, N) or (N,). attention_mask (B, N): 0 for padding, on the left. chunk: tokens read at a time; the cache
         is evicted down to its budget after each. Scores see context rows only.
         """
         return self._prefill(ids, attention_mask, chunk, ContextRows)
 
     @torch.no_grad()
-    def generate(self, ids: torch.Tensor, chunk: int | None = None, **options: Any) -> torch.Tensor:
+    def generate(self, ids: torch.Tensor, chunk: int | None = None, **options: Any) -> Any:
         """Go on from what was read with further tokens ids (B, T) or (T,), and generate: (B, new) token ids.
 
-        options: those of the model's generate(); greedy unless they say otherwise. Where nothing was read yet, ids are
-        a whole prompt, evicted from after reading (after every `chunk` tokens), with its question seen.
+        The new ones alone, unlike the model's generate(); with return_dict_in_generate its dictionary, whose sequences
+        are the new ones. options: those of the model's generate(); greedy unless they say otherwise. Where nothing was
+        read yet, ids are a whole prompt, evicted from after reading (after every `chunk` tokens), with its question
+        seen. The last token generated was never fed and is not in the cache: to go on after it outside question(),
+        begin the next ids with it.
         """
         self._check_usable()
         ids = _two_dimensional(ids).to(self.model.device)
@@ -226,12 +243,14 @@ class Run:
         past = self.cache.padding
         if past.slots:
             self._passes.repeat(max(options.get("num_beams", 1) or 1, options.get("num_return_sequences", 1) or 1))
+        reading = self._passes.answering()
         if chunk is not None and past.slots == 0 and ids.shape[1] > chunk:
-            # the last token is left for generate(), which must feed at least one
-            head = None if mask is None else mask[:, :-1]
-            self._prefill(ids[:, :-1], head, chunk, ContextAndQuestionRows)
-            past, ids = self.cache.padding, ids[:, -1:]
-            mask = None if mask is None else mask[:, -1:]
+            # the last chunk is left for the model's generate(), which must feed something
+            cut = (ids.shape[1] - 1) // chunk * chunk
+            head = None if mask is None else mask[:, :cut]
+            self._prefill(ids[:, :cut], head, chunk, ContextAndQuestionRows, more_to_come=True)
+            ids, mask = ids[:, cut:], None if mask is None else mask[:, cut:]
+            reading = self._passes.reading(ContextAndQuestionRows)
         new = torch.ones_like(ids) if mask is None else mask.to(ids)
         past = self.cache.padding
         before = new.new_ones(ids.shape[0], past.slots)
@@ -239,11 +258,12 @@ class Run:
             before = past.real[:: past.real.shape[0] // ids.shape[0]].to(new)
         whole = torch.cat([before, new], dim=1)
         options = {"do_sample": False, **options}
-        with self._passes.answering():
+        with reading:
             out = self.model.generate(ids, attention_mask=whole, cache=self.cache, **options)  # type: ignore[operator]
-        sequences = out if isinstance(out, torch.Tensor) else out.sequences
-        generated: torch.Tensor = sequences[:, ids.shape[1] :]
-        return generated
+        if isinstance(out, torch.Tensor):
+            return out[:, ids.shape[1] :]
+        out.sequences = out.sequences[:, ids.shape[1] :]
+        return out
 
     @contextmanager
     def question(self) -> Iterator[None]:
@@ -260,6 +280,7 @@ class Run:
         attention_mask: torch.Tensor | None,
         chunk: int | None,
         kind: type[ContextRows] | type[ContextAndQuestionRows],
+        more_to_come: bool = False,
     ) -> torch.Tensor:
         ids = _two_dimensional(ids).to(self.model.device)
         self._check_open()
@@ -273,12 +294,10 @@ class Run:
         position_ids = (real.cumsum(-1) - 1).clamp(min=0)
         step = chunk or ids.shape[1]
         only_last = {"logits_to_keep": 1} if takes(self.model, "logits_to_keep") else {}
-        if attention_mask is not None and not bool((attention_mask.bool().int().diff(dim=-1) >= 0).all()):
-            raise BadInput("attention_mask: padding after tokens: expected it on the left")
         with self._passes.reading(kind):
             for begin in range(0, ids.shape[1], step):
                 end = min(begin + step, ids.shape[1])
-                self._passes.more_to_come = end < ids.shape[1]
+                self._passes.more_to_come = more_to_come or end < ids.shape[1]
                 output = self.model(
                     ids[:, begin:end],
                     attention_mask=None if attention_mask is None else real[:, :end],
@@ -294,7 +313,9 @@ class Run:
 
 def _two_dimensional(ids: torch.Tensor) -> torch.Tensor:
     if not isinstance(ids, torch.Tensor) or ids.ndim not in (1, 2) or ids.dtype not in INTEGERS:
-        raise BadInput("ids: expected an integer tensor (tokens,) or (sequences, tokens)")
+        got = f"{ids.dtype} {tuple(ids.shape)}" if isinstance(ids, torch.Tensor) else type(ids).__name__
+        hint = ": pass its input_ids, and attention_mask=" if hasattr(ids, "keys") else ""
+        raise BadInput(f"ids: expected an integer tensor (tokens,) or (sequences, tokens), got {got}{hint}")
     if ids.numel() == 0:
         raise BadInput("ids: no tokens")
     return ids if ids.ndim == 2 else ids[None]
@@ -309,4 +330,6 @@ def _mask_like(mask: torch.Tensor | None, ids: torch.Tensor) -> torch.Tensor | N
         mask = mask[None]
     if not isinstance(mask, torch.Tensor) or mask.shape != ids.shape:
         raise BadInput(f"attention_mask {shape}: expected a tensor of the shape of the ids, {tuple(ids.shape)}")
+    if not bool((mask.bool().int().diff(dim=-1) >= 0).all()):
+        raise BadInput("attention_mask: padding after tokens: expected it on the left")
     return mask

@@ -384,10 +384,12 @@ class Greedy(ByLayer):
         return Allocation([torch.minimum(x, torch.full_like(x, b + 1)) for x, b in zip(lengths, budgets, strict=True)])
 
 
-def test_an_allocator_cannot_exceed_the_budget() -> None:
+@pytest.mark.parametrize("storage", ["ragged", "padded", "masked"])
+def test_an_allocator_cannot_exceed_the_budget(storage: Any) -> None:
+    said = r"7 entries a KV head held on average, the budget allows 6 \(56 of 48 in 8 KV heads\)"
     with (
-        evict(small_model("llama"), Noise(), Greedy(), Highest(), budget=6) as run,
-        pytest.raises(BudgetExceeded, match="56 entries held, the budget allows 48"),
+        evict(small_model("llama"), Noise(), Greedy(), Highest(), budget=6, storage=storage) as run,
+        pytest.raises(BudgetExceeded, match=said),
     ):
         run.prefill(torch.arange(2, 62))
 
@@ -597,6 +599,9 @@ def test_another_cache_or_none_is_refused() -> None:
         right = torch.tensor([[1, 1, 1], [1, 1, 0]])
         with pytest.raises(BadInput, match="on the left"):
             run.prefill(torch.full((2, 3), 5), right, chunk=2)
+        with pytest.raises(BadInput, match=r"the context read by run.prefill would be forgotten"):
+            model.generate(torch.tensor([[5, 6]]), max_new_tokens=2)
+        run.reset()
         with pytest.raises(BadInput, match="on the left"):
             model(torch.full((2, 3), 5), attention_mask=right)
         run.reset()
@@ -605,6 +610,95 @@ def test_another_cache_or_none_is_refused() -> None:
         with pytest.raises(BadInput, match="inside evict"), evict(model, Noise(), ByLayer(), Highest(), budget=4):
             pass
     assert isinstance(run.cache, RaggedCache)
+
+
+def as_lists(kept: list[list[Any]]) -> list[list[list[int]]]:
+    return [[head.tolist() for head in layer] for layer in kept]
+
+
+@pytest.mark.parametrize("name", ["llama", "gemma3"])
+def test_a_whole_prompt_in_chunks_is_evicted_from_to_its_end(name: str) -> None:
+    """As prefill in the same chunks is, but for what its rows say: the question is among them."""
+    model, ids = small_model(name), torch.arange(2, 49)
+    with evict(model, Noise(), Slanted(), Highest(), budget=6) as run:
+        run.prefill(ids, chunk=15)
+        expected, phases = run.kept, [(step.phase, step.tokens) for step in run.ledger.steps]
+    with evict(model, Noise(), Slanted(), Highest(), budget=6) as run:
+        run.generate(ids, max_new_tokens=1, chunk=15)
+        assert [(step.phase, step.tokens) for step in run.ledger.steps] == phases
+        assert as_lists(run.kept) == as_lists(expected)
+        run.reset()
+        run.generate(ids, max_new_tokens=3, chunk=15)
+        assert [step.phase for step in run.ledger.steps[-3:]] == ["prefill", "decode", "decode"]
+    batch = torch.stack([ids, torch.cat([torch.zeros(20, dtype=torch.int64), ids[:27]])])
+    mask = torch.ones_like(batch)
+    mask[1, :20] = 0
+    with evict(model, "snapkv:window=4", budget=8) as run:
+        both = run.generate(batch, attention_mask=mask, max_new_tokens=4, chunk=15, pad_token_id=0)
+        kept = run.kept_of(0)
+        run.reset()
+        alone = run.generate(ids, max_new_tokens=4, chunk=15, pad_token_id=0)
+        assert torch.equal(both[:1], alone)
+        assert as_lists(run.kept) == as_lists(kept)
+
+
+def test_generate_returns_what_was_asked_for() -> None:
+    model, ids = small_model("llama"), torch.arange(2, 22)
+    with evict(model, Noise(), Slanted(), Highest(), budget=6) as run:
+        plain = run.generate(ids, max_new_tokens=4)
+        run.reset()
+        found = run.generate(ids, max_new_tokens=4, return_dict_in_generate=True, output_scores=True)
+        assert torch.equal(found.sequences, plain) and len(found.scores) == 4
+
+
+def test_a_run_says_what_it_holds_and_refuses_what_there_is_not() -> None:
+    with evict(small_model("llama"), Noise(), ByLayer(), Highest(), budget=4) as run:
+        assert repr(run) == "Run(tokens read: nothing; entries a KV head on average: 0.0; bytes: 0)"
+        run.prefill(torch.arange(2, 22))
+        assert repr(run).startswith("Run(tokens read: 20; entries a KV head on average: 4.0; bytes: ")
+        with pytest.raises(BadInput, match="sequence 1: expected 0 to 0"):
+            run.kept_of(1)
+        with pytest.raises(BadInput, match="phase 'decoding': expected one of prefill, question, decode"):
+            run.ledger.mean_length("decoding")  # type: ignore[arg-type]
+        with pytest.raises(BadInput, match="got dict: pass its input_ids"):
+            run.prefill({"input_ids": torch.arange(2, 22)})  # type: ignore[arg-type]
+        with pytest.raises(BadInput, match=r"got torch.float32 \(3,\)"):
+            run.prefill(torch.zeros(3))
+
+
+class Unnamed(Score):
+    """A score without a name that says it reads no rows, and reads them."""
+
+    def rows_needed(self, budget: int) -> int:
+        return 0
+
+    def __call__(self, cells: Cells, rows: Rows) -> torch.Tensor:
+        return rows.weights(cells).sum((2, 3))
+
+
+class Counts(Slanted):
+    """An allocator that returns its counts alone."""
+
+    def __call__(self, *given: Any) -> Any:
+        return super().__call__(*given).counts
+
+
+def test_mistakes_of_parts_are_named() -> None:
+    model, ids = small_model("llama"), torch.arange(2, 22)
+    assert Unnamed.name == "Unnamed" and Unnamed.source == ""
+    with evict(model, Unnamed(), budget=4) as run, pytest.raises(BadInput, match=r"rows_needed\(\) said that none"):
+        run.prefill(ids)
+    with evict(model, Noise(), Counts(), budget=4) as run, pytest.raises(BadInput, match="expected an Allocation"):
+        run.prefill(ids)
+    unscoped = Slanted()
+    object.__setattr__(unscoped, "scope", "layers")
+    with (
+        pytest.raises(BadInput, match="scope 'layers': expected layer or model"),
+        evict(model, Noise(), unscoped, budget=4),
+    ):
+        pass
+    with pytest.raises(BadInput, match=r"decode 16: expected a Decode"), evict(model, "knorm", budget=4, decode=16):  # type: ignore[arg-type]
+        pass
 
 
 def test_gradients_flow_through_what_is_read_and_not_through_the_cache() -> None:
