@@ -22,9 +22,12 @@ FOUND, MEAN, REAL, COUNT, MARKS = nb.int64[::1], nb.float64[::1], nb.float64, nb
 LARGER = 100.0  # by how much the mean of the Gram diagonal may move before the corral's factor is made anew
 RIDGE = 1e-14  # times the mean of the Gram diagonal: keeps the Cholesky factor of a degenerate corral alive
 VANISHING = 1e-9  # a convex weight below it leaves the corral
-FACE_TOLERANCE = 1e-7  # the node relaxation ends when no kept mean lies deeper than this, relative to |x|^2
+FACE_TOLERANCE = 1e-3  # a node's relaxation ends when no kept mean lies deeper than this, relative to |x|^2
+FEW_TOLERANCE = 1e-7  # the same among few keys, where a step costs next to nothing
 POINT_TOLERANCE = 1e-12  # the same for a free error, which is a result and not a step of a search
-EARLY_STOP = 0.8  # times tau: a relaxation below tau cannot prune, but goes on so far: its z then fixes more keys
+# A relaxation below tau cannot prune, but where the mass floor binds it goes on to so many times tau: its z and nu then
+# fix more keys, and its split keys are better ones to branch on.
+EARLY_STOP = 0.9
 FEW_KEYS = 64  # among so few keys there is little to fix: a relaxation ends at tau
 POLISHING = 10  # steps at most; each but the last lowers |x|
 MOST_STEPS = 60  # oracle calls per node
@@ -47,6 +50,7 @@ BRANCH, FIX, PRUNE, MASS, LEAF = range(5)
 # Why branch and bound stopped.
 DONE, OUT_OF_NODES, OUT_OF_TIME, FOUND_ONE = 0, 1, 2, 3
 CLOCK_WORK = 1 << 20  # multiplications between two looks at the clock: a millisecond or so
+FLOOR_SCALE = 30.0  # times tau: how much a point's shortfall weighs in its norm; the more, the nearer is nu to the best
 SHORTFALL = 1e-6  # a relaxed point that keeps less than the floor by more than this share lets the floor in
 LARGEST_NU = 1e3  # times tau: a larger multiplier of the floor only costs digits
 
@@ -939,6 +943,21 @@ def most_mass(w, free, n_free, r, largest):
 
 
 @nb.njit(cache=True, error_model="numpy")
+def exchanged(subset, out, into):
+    """Put key `into` in the place of key `out`; False, and no change, where `out` is no member or `into` is one."""
+    place = -1
+    for i in range(subset.shape[0]):
+        if subset[i] == into:
+            return False
+        if subset[i] == out:
+            place = i
+    if place < 0:
+        return False
+    subset[place] = into
+    return True
+
+
+@nb.njit(cache=True, error_model="numpy")
 def with_room(buffer, used, more):
     """The buffer, or a copy of what it holds in one that has room for `more` entries after the `used` ones."""
     if used + more <= buffer.shape[0]:
@@ -991,7 +1010,7 @@ def branch_and_bound(a, w, reach, start, error, target, gap, floor, least_mass, 
     early = 1.0 if n <= FEW_KEYS else EARLY_STOP
     best, best_set = error, start.copy()
     tau = target if target > 0.0 else (1.0 - gap) * best
-    kappa = 3.0 * tau  # scales h against m; it steers, for every nu >= 0 is valid
+    kappa = FLOOR_SCALE * tau  # scales h against m; it steers, for every nu >= 0 is valid
     heaviest_after = w.copy()
     for j in range(n - 2, -1, -1):
         heaviest_after[j] = max(heaviest_after[j], heaviest_after[j + 1])
@@ -1000,12 +1019,13 @@ def branch_and_bound(a, w, reach, start, error, target, gap, floor, least_mass, 
     stack_kept, stack_n_kept = np.empty((depth, s), np.int64), np.zeros(depth, np.int64)
     stack_size, stack_beta = np.zeros(depth, np.int64), np.empty((depth, room))
     stack_points, stack_ids = np.empty((depth, room, width)), np.empty((depth, room, s), np.int64)
+    stack_binding = np.zeros(depth, np.bool_)
     free, kept = np.empty(n, np.int32), np.empty(s, np.int64)
     beta, points, ids, gram, factor, known, u = workspace(room, width, s)
     x, y = np.empty(width), np.zeros(width)
     z, z_best, p, mean = np.empty(d), np.empty(d), np.empty(d), np.empty(d)
     low, chosen, least = np.empty(n), np.empty(s + 2, np.int64), np.empty(s + 2)
-    mark = np.zeros(n)
+    mark, split = np.zeros(n), np.empty(n, np.int64)
     trial = np.empty(s, np.int64)
     marks, n_marks = np.empty(1024 if logged else 0, np.int32), 0
     reals, n_reals = np.empty(16 * d if logged else 0), 0
@@ -1035,8 +1055,7 @@ def branch_and_bound(a, w, reach, start, error, target, gap, floor, least_mass, 
             beta[k] = stack_beta[top, k]
             points[k] = stack_points[top, k]
             ids[k] = stack_ids[top, k]
-            if floored:
-                points[k, d] = 0.0
+        binding = stack_binding[top]
         stale_gram, closed, closing = True, True, LEAF
         while True:  # bound, fix, and again if fixing changed much; every break but the last closes the node
             r = s - n_kept
@@ -1137,7 +1156,7 @@ def branch_and_bound(a, w, reach, start, error, target, gap, floor, least_mass, 
                     whole += w[free[t]]
                 y[:d] = mean / whole
                 if floored:
-                    y[d] = 0.0
+                    y[d] = kappa * (least_mass / whole - 1.0) if binding else 0.0
                 size = enter(y, 0, beta, points, gram)
                 beta[0] = 1.0
                 known[0] = 0.0
@@ -1149,29 +1168,30 @@ def branch_and_bound(a, w, reach, start, error, target, gap, floor, least_mass, 
                         gram[i, k] = gram[k, i]
                 known[0] = 0.0
                 stale_gram = False
-            pruned, binding, settled, f_best, nu_best = False, False, False, -np.inf, 0.0
+            pruned, inherited, settled, f_best, nu_best = False, binding, False, -np.inf, 0.0
             z_best[:] = 0.0
             for step in range(MOST_STEPS):
                 size = minor_cycles(size, beta, points, ids, gram, factor, known, u)
                 combine(size, beta, points, x)
                 square = dot(x, x)
-                excess = 0.0
-                if floored:
+                excess = x[d] / kappa if binding else 0.0
+                if floored and not binding and (settled or square < tau * tau):
                     for k in range(size):
                         excess += beta[k] * shortfall(w, ids[k], least_mass)
-                    if not binding and excess > SHORTFALL and (settled or math.sqrt(square) < tau):
-                        binding, settled = True, False  # the point keeps too little: let the floor into the relaxation
-                        for k in range(size):
-                            points[k, d] = kappa * shortfall(w, ids[k], least_mass)
-                        for k in range(size):
-                            for i in range(k + 1):
-                                gram[k, i] = dot(points[k], points[i])
-                                gram[i, k] = gram[k, i]
-                        known[0] = 0.0
-                        continue
+                lets_in = not binding and excess > SHORTFALL  # the point keeps too little: let the floor in
+                if lets_in or (inherited and excess <= 0.0):  # and out again where the parent's does not bind here
+                    binding, inherited, settled = lets_in, False, False
+                    for k in range(size):
+                        points[k, d] = kappa * shortfall(w, ids[k], least_mass) if binding else 0.0
+                    for k in range(size):
+                        for i in range(k + 1):
+                            gram[k, i] = dot(points[k], points[i])
+                            gram[i, k] = gram[k, i]
+                    known[0] = 0.0
+                    continue
                 if settled or (binding and excess <= 0.0):
                     break
-                if step > 0 and math.sqrt(square) < early * tau and f_best > -np.inf:
+                if step > 0 and math.sqrt(square) < (early if binding else 1.0) * tau and f_best > -np.inf:
                     break
                 for i in range(d):
                     mean[i] = x[i]
@@ -1226,10 +1246,10 @@ def branch_and_bound(a, w, reach, start, error, target, gap, floor, least_mass, 
                 if e < best and whole >= least_mass:
                     best, tau = e, lowered(tau, target, gap, e)
                     best_set[:] = trial
-                if size == room or (math.sqrt(square) < early * tau and (binding or excess <= SHORTFALL)):
+                if size == room or math.sqrt(square) < (early if binding else 1.0) * tau:
                     break
                 if dot(x, y) >= square * (1.0 - FACE_TOLERANCE):
-                    if binding or excess <= SHORTFALL:
+                    if binding or not floored:
                         break
                     settled = True
                     continue
@@ -1316,10 +1336,6 @@ def branch_and_bound(a, w, reach, start, error, target, gap, floor, least_mass, 
                     mark[kept[k]] = 0.0
                 normalise(beta, size)
                 if n_fixed > 0 or size == 0 or before - n_free > FIXED_SHARE * before:
-                    if binding:  # the next relaxation begins without the floor again
-                        for k in range(size):
-                            points[k, d] = 0.0
-                        stale_gram = True
                     continue
             closed = False
             break
@@ -1335,15 +1351,25 @@ def branch_and_bound(a, w, reach, start, error, target, gap, floor, least_mass, 
                     n_reals += d + 1
             continue
 
-        # Branch on the key of largest reach that the relaxation splits (the first free key if it splits none).
+        # Branch on a key that the relaxation splits into x and 1 - x (the first free key if it splits none). Its point
+        # moves by x |a_j| without the key and by (1 - x) |a_j| with it, in a direction that the few other split keys
+        # hardly span, and |x|^2 grows by the square of that: take the key whose two growths have the largest product.
         for k in range(size):
             for i in range(s):
                 mark[ids[k, i]] += beta[k]
-        at = 0
+        at, most, n_split = 0, 0.0, 0
         for t in range(n_free):
-            if VANISHING < mark[free[t]] < 1.0 - VANISHING:
-                at = t
-                break
+            share = mark[free[t]]
+            if VANISHING < share < 1.0 - VANISHING:
+                growth = reach[free[t]] * math.sqrt(share * (1.0 - share))  # the fourth root of that product
+                if growth > most:
+                    at, most = t, growth
+                i = n_split
+                n_split += 1
+                while i > 0 and mark[split[i - 1]] < share:
+                    split[i] = split[i - 1]
+                    i -= 1
+                split[i] = free[t]
         for k in range(size):
             for i in range(s):
                 mark[ids[k, i]] = 0.0
@@ -1366,12 +1392,34 @@ def branch_and_bound(a, w, reach, start, error, target, gap, floor, least_mass, 
                 has = False
                 for i in range(s):
                     has = has or ids[k, i] == key
+                stack_ids[top, m] = ids[k]
                 if has == keeps:
-                    stack_beta[top, m] = beta[k]
                     stack_points[top, m] = points[k]
-                    stack_ids[top, m] = ids[k]
-                    m += 1
+                else:  # the other child's mean becomes one of this child's by an exchange of split keys
+                    fits = False
+                    for i in range(n_split):
+                        if keeps:
+                            fits = exchanged(stack_ids[top, m], split[n_split - 1 - i], key)
+                        else:
+                            fits = exchanged(stack_ids[top, m], key, split[i])
+                        if fits:
+                            break
+                    if not fits:
+                        continue
+                    whole = 0.0
+                    mean[:] = 0.0
+                    for j in stack_ids[top, m]:
+                        whole += w[j]
+                        for i in range(d):
+                            mean[i] += a[j, i]
+                    for i in range(d):
+                        stack_points[top, m, i] = mean[i] / whole
+                    if floored:
+                        stack_points[top, m, d] = kappa * (least_mass / whole - 1.0) if binding else 0.0
+                stack_beta[top, m] = beta[k]
+                m += 1
             stack_size[top] = m
+            stack_binding[top] = binding
             normalise(stack_beta[top], m)
             top += 1
     if target > 0.0 and best <= target:
@@ -1693,7 +1741,7 @@ def branch_and_bound_few(a, w, products, reach, start, error, gap, floor, node_l
                     if e < best:
                         best, tau = e, (1.0 - gap) * e
                         best_set[:] = trial
-                if size > 0 and dot(share, alongs[size]) >= square * (1.0 - FACE_TOLERANCE):
+                if size > 0 and dot(share, alongs[size]) >= square * (1.0 - FEW_TOLERANCE):
                     break
                 beta[size] = 1.0 if size == 0 else 0.0
                 size += 1
