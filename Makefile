@@ -50,8 +50,10 @@ help:
 	@echo "                               MANIFEST=small|paper|all MODEL= ROWS= SEED= FLOORS= NODE_LIMIT= TIME_LIMIT= WORKERS="
 	@echo "                               PROOF=1 logs every proof and replays it (REPLAY_ALL=1: the long ones, too)"
 	@echo "make analysis figures report   tables, pictures, the page (OUT= another folder than out)"
-	@echo "make audit                     what every eviction method really holds in a model, and what that buys; then make report"
-	@echo "                               MODEL= CHECKPOINT= BUDGET= PROMPTS= LENGTH= BATCH= SEED= DEVICE= DTYPE= PEER=1"
+	@echo "make audit                     what eviction methods really hold in a model, and what that buys; then make report:"
+	@echo "                               every score with the uniform allocator, and a fixed list of combinations; or others,"
+	@echo "                               parts as in .venv/bin/python -m eviction list: METHODS=\"snapkv+alpha knorm,masked\""
+	@echo "                               MODEL= CHECKPOINT= BUDGET= PROMPTS= LENGTH= BATCH= SEED= DEVICE= DTYPE= TEXT= PEER=1"
 	@echo "make loss                      what a better subset of s keys buys the model: cross-entropy; then make report"
 	@echo "                               MODEL= CHECKPOINT= RULES= S= DOCS= LENGTH= DRAWS= SEED= DEVICE= DTYPE= TEXT="
 	@echo "make calibrate MODEL=qwen OUT_FILE=out/qwen.safetensors   statistics of a model's queries, for the score triattention;"
@@ -104,10 +106,11 @@ figures: setup
 report: setup
 	@$(PY) -m figures --out $(OUT) report
 
-# With PEER=1 kvpress answers the same prompts (after `make peers`; minutes for the small models, long for a real one).
+# METHODS are apart by blanks, so that none stands within one: snapkv,masked. With PEER=1 kvpress answers the same prompts (after `make peers`; minutes for the small models, long for a real one).
 audit: setup
-	@echo "Every method on planted needles: about a minute a small model on two cores, a quarter of an hour for SmolLM2."
-	@$(PY) -m eviction audit $(AUDIT)
+	@$(if $(METHODS),,echo "Every score, and combinations, on planted needles: about a minute a small model on two cores, a quarter of" \
+		"an hour for SmolLM2.")
+	@$(PY) -m eviction audit $(AUDIT) $(foreach method,$(METHODS),--method "$(method)")
 	@$(if $(PEER),$(PY) -m eviction audit $(AUDIT) --ask-peer && .venv-kvpress/bin/python peers/kvpress/audit.py \
 		data/audit/kvpress-question.json data/audit/kvpress-answer.json)
 

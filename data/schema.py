@@ -443,15 +443,18 @@ HARDNESS = Table(
 
 AUDIT = Table(
     "audit",
-    1,
+    2,
     "a model, an eviction method, a budget, and whether the question was read before evicting: bytes held, prompts hit",
     {
         **_MODEL,
-        "method": Column(TEXT, "", "score, allocator, selector and storage in one name; full cache: evicts nothing"),
+        "method": Column(
+            TEXT, "", "score, allocator, selector, storage, state in one name; full cache: evicts nothing"
+        ),
         "score": Column(TEXT, "", "how entries are scored, with options; null: nothing is evicted", nullable=True),
         "allocator": Column(TEXT, "", "how the budget is shared among KV heads; null as above", nullable=True),
         "selector": Column(TEXT, "", "which entries stay, given how many; null as above", nullable=True),
         "storage": Column(TEXT, "", "ragged: what was selected; padded: each layer as its widest head; masked: all"),
+        "state": Column(TEXT, "", "how what is kept is held, with options; null as above", nullable=True),
         "budget": Column(SMALL, "entries", "nominal budget: entries a KV head, on average; null: none", nullable=True),
         "question_seen": Column(FLAG, "", "whether the question was part of what was read before evicting"),
         "tokens": Column(SMALL, "tokens", "tokens of a prompt, question included"),
@@ -466,7 +469,9 @@ AUDIT = Table(
             "what the budget names: its entries times KV heads, windows counting what they can hold; null: none",
             nullable=True,
         ),
-        "nominal_bytes": Column(COUNT, "B", "keys and values of so many entries; null: no budget", nullable=True),
+        "nominal_bytes": Column(
+            COUNT, "B", "keys and values of so many entries, as the model makes them; null: no budget", nullable=True
+        ),
         "logical_bytes": Column(REAL, "B", "keys and values of the entries that queries still see, after evicting"),
         "physical_bytes": Column(REAL, "B", "storages behind all keys and values, after evicting"),
         "decode_bytes": Column(REAL, "B", "the same, mean over the decode steps"),

@@ -1,23 +1,29 @@
 """The command line of eviction: `python -m eviction list`, `audit`, `loss`, `calibrate`, `routes`."""
 
+import sys
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
+from rich.console import Console, RenderableType
 from rich.table import Table
 
 from capture import checkpoints, documents
 from capture.families import FAMILIES
 from data import BadInput, Store
 from data.command_line import app, run
+from data.schema import AUDIT, LOSS
+from data.store import read
 from eviction import audit as audits
-from eviction import listing
+from eviction import in_short, listing
 from eviction import loss as losses
 from eviction.calibration import Generation, calibrated
+from eviction.combinations import SYNTAX
 from eviction.routing import routed
 
 ROOT = Store().root
+PLAIN_WIDTH = 100  # characters, where there is no terminal whose width could be asked for
 
 application = app("Eviction inside a model: what there is, and what each method really holds.")
 
@@ -52,16 +58,31 @@ def audit(
     device: Annotated[str, typer.Option(help="Device, as torch names it.")] = "cpu",
     dtype: Annotated[str, typer.Option(help="float32, bfloat16 or float16.")] = "float32",
     text: Annotated[Path, typer.Option(help="Prose around the needles.", show_default="Austen")] = audits.TEXT,
+    method: Annotated[
+        list[str] | None,
+        typer.Option(
+            help=f"Audit these alone; may be repeated. {SYNTAX}, parts with options as in `list`:"
+            " snapkv:window=16+adakv or knorm+alpha or snapkv,masked or snapkv,subspace:rank=32.",
+            show_default="every score with the uniform allocator, and a fixed list of combinations",
+        ),
+    ] = None,
     ask_peer: Annotated[bool, typer.Option("--ask-peer", help="Only write the prompts for kvpress.")] = False,
     data: Annotated[Path, typer.Option(help="Folder that holds the artefacts.")] = ROOT,
 ) -> None:
-    """Write data/audit: bytes, peak, seconds and needles found of every method at one nominal budget."""
+    """Write data/audit and show it: bytes, peak, seconds and needles found of each method at one nominal budget.
+
+    Methods: every score with the uniform allocator, and a fixed list of combinations; or those of --method, and then
+    the model's file holds these alone. The full cache is always among them.
+    """
+    request = audits.Request(_numbers(budget), prompts, length, seed, batch, device, dtype, text, tuple(method or ()))
+    request.check()  # before the checkpoints are looked at, which takes a while
     sources = _sources(model, checkpoint)
-    request = audits.Request(_numbers(budget), prompts, length, seed, batch, device, dtype, text)
     if ask_peer:
         print(audits.ask_peer(Store(data), sources, request))
-    else:
-        audits.audit(Store(data), sources, request)
+        return
+    frames = [read(AUDIT, path) for path in audits.audit(Store(data), sources, request)]
+    idle = [line for frame in frames for line in in_short.about_audit(frame)]
+    _show(map(in_short.audited, frames), [in_short.AUDIT_NOTE, *idle])
 
 
 @application.command()
@@ -72,7 +93,7 @@ def loss(
     s: Annotated[int, typer.Option("--s", help="Keys that a row keeps.")] = 8,
     docs: Annotated[int, typer.Option(help="Documents whose loss is taken.")] = 12,
     calibration: Annotated[int, typer.Option(help="Further documents, that tell which cells are flat.")] = 4,
-    length: Annotated[int, typer.Option(help="Tokens of a document.")] = 256,
+    length: Annotated[int, typer.Option(help=f"Tokens of a document, at least {losses.FIRST_ROW + 2}.")] = 256,
     draws: Annotated[int, typer.Option(help="Draws of as many random cells as are flat.")] = 3,
     nodes: Annotated[int, typer.Option(help="Nodes a row of the search over whole rows.")] = losses.NODES,
     seed: Annotated[int, typer.Option(help="Seed of the random cells.")] = 0,
@@ -81,11 +102,13 @@ def loss(
     text: Annotated[Path, typer.Option(help="Held-out text.", show_default="Austen")] = losses.TEXT,
     data: Annotated[Path, typer.Option(help="Folder that holds the artefacts.")] = ROOT,
 ) -> None:
-    """Write data/loss: the model's cross-entropy when every head attends to s keys, chosen by a rule a row."""
+    """Write data/loss and show it: the model's cross-entropy when every head attends to s keys, chosen row by row."""
     request = losses.Request(
         tuple(rules.split(",")), s, docs, calibration, length, draws, nodes, seed, device, dtype, text
     )
-    losses.loss(Store(data), _sources(model, checkpoint), request)
+    request.check()  # before the checkpoints are looked at, which takes a while
+    paths = losses.loss(Store(data), _sources(model, checkpoint), request)
+    _show((in_short.lost(read(LOSS, path)) for path in paths), [in_short.LOSS_NOTE])
 
 
 @application.command()
@@ -140,6 +163,12 @@ def routes(
     found = routed(source, documents.text_files(text), score, budget, docs, length, later, device, dtype)
     found.save(out)
     print(f"{out}: written; {int(found.by_attention.sum())} of {found.by_attention.numel()} KV heads by {score}")
+
+
+def _show(tables: Iterable[RenderableType], lines: list[str]) -> None:
+    console = Console(width=None if sys.stdout.isatty() else PLAIN_WIDTH)
+    for one in (*tables, *lines):
+        console.print(one, markup=False, highlight=False)
 
 
 def _sources(model: str, checkpoint: str | None) -> list[checkpoints.Source]:

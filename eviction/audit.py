@@ -1,8 +1,9 @@
 """The audit: what every method really holds at one nominal budget, and what that buys on planted needles.
 
-A method is a named combination of a score, an allocator, a selector and a storage. Every score that has a file appears
-with the uniform allocator by itself; the combinations below stand beside these. All methods of a model see the same
-prompts, and of each prompt one dense pass, which is read once and handed to all of them (eviction.replay).
+A method is a named combination of a score, an allocator, a selector, a storage and a state (eviction.combinations).
+Unless others are asked for, every score that has a file appears with the uniform allocator by itself, and beside these
+a fixed list of combinations. All methods of a model see the same prompts, and of each prompt one dense pass, which is
+read once and handed to all of them (eviction.replay).
 Bytes are of one sequence, measured on unique storages. Source: ours; P1, appendix C, for why they are measured.
 """
 
@@ -12,8 +13,8 @@ import time
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass, field
-from functools import partial
+from dataclasses import dataclass, field, replace
+from functools import cache, partial
 from pathlib import Path
 
 import polars as pl
@@ -27,9 +28,9 @@ from data import BadInput, Provenance, Store
 from data.command_line import track
 from data.schema import AUDIT
 from data.store import CHECKOUT, code_digest, refresh, sha256, write_text
-from eviction.calibration import Generation, calibrated
-from eviction.method import Reconstruction, Score, listed, named
-from eviction.ragged import Storage
+from eviction.calibration import Generation, Statistics, calibrated
+from eviction.combinations import FULL_CACHE, Method, files, methods
+from eviction.method import Reconstruction, Score, named
 from eviction.replay import Recording, recorded, replayed
 from eviction.routing import routed
 from eviction.run import Run, evict
@@ -47,39 +48,7 @@ PEER_PRESSES = (  # kvpress's names of the methods that are audited here too
     *("pyramidkv", "adakv(snapkv)", "adakv(expected_attention)"),
 )
 TEXT = CHECKOUT / "data" / "text" / "austen-heldout.txt"
-FULL_CACHE = "full cache"
 CALIBRATION_DOCUMENTS = 4  # of the length of a prompt
-
-
-@dataclass(frozen=True)
-class Method:
-    """A row's method; score None evicts nothing."""
-
-    name: str
-    score: str | None
-    allocator: str = "uniform"
-    selector: str = "top_mass"
-    storage: Storage = "ragged"
-
-
-# Beside every score with the uniform allocator. Masked and padded are how methods are published: the selection is made,
-# and the memory is held all the same.
-COMBINATIONS = (
-    Method("snapkv+pyramid", "snapkv", "pyramid"),
-    Method("snapkv+adakv", "snapkv", "adakv"),
-    Method("snapkv+adakv, masked", "snapkv", "adakv", storage="masked"),
-    Method("expected_attention+adakv", "expected_attention", "adakv"),
-    Method("snapkv+contour", "snapkv", "contour"),
-    Method("snapkv+contour:mode=uniform", "snapkv", "contour:mode=uniform"),
-    Method("snapkv+contour, padded", "snapkv", "contour", storage="padded"),
-    Method("snapkv+random", "snapkv", "random"),
-    Method("snapkv+alpha", "snapkv", "uniform", "alpha"),
-    Method("kvzip+contour", "kvzip", "contour"),
-    Method("triattention+shared", "triattention", "uniform", "shared"),
-    Method("triattention+alpha", "triattention", "uniform", "alpha:score_scale=raw"),
-    Method("Q_stats+shared", "Q_stats", "uniform", "shared"),
-    Method("variant_b+shared", "variant_b", "uniform", "shared"),
-)
 
 
 @dataclass(frozen=True)
@@ -87,6 +56,7 @@ class Request:
     """What is audited, of every model: nominal budgets (entries a KV head), how many prompts of how many tokens.
 
     batch: prompts that are run together. device, dtype: as capture takes them. text: where the prompts' prose is from.
+    methods: their names, as eviction.combinations.parsed() takes them; none: the default list.
     """
 
     budgets: tuple[int, ...] = (64,)
@@ -97,9 +67,10 @@ class Request:
     device: str = "cpu"
     dtype: str = "float32"
     text: Path = TEXT
+    methods: tuple[str, ...] = ()
 
     def check(self) -> None:
-        """Raises BadInput for numbers that mean nothing."""
+        """Raises BadInput for numbers that mean nothing and for methods that there are not."""
         for name, value in (("prompts", self.prompts), ("length", self.length), ("batch", self.batch)):
             if value < 1:
                 raise BadInput(f"--{name} {value}: expected at least 1")
@@ -107,12 +78,11 @@ class Request:
             raise BadInput(f"--budget {','.join(map(str, self.budgets))}: expected different numbers from 1 up")
         if self.dtype not in ("float32", "bfloat16", "float16"):
             raise BadInput(f"--dtype {self.dtype}: expected float32, bfloat16 or float16")
+        methods(self.methods)
 
-
-def methods() -> tuple[Method, ...]:
-    """The full cache, every score there is with the uniform allocator, then COMBINATIONS."""
-    alone = tuple(Method(name, name) for name in listed(Score))
-    return (Method(FULL_CACHE, None), *alone, *COMBINATIONS)
+    def idle(self) -> list[int]:
+        """Budgets at which nothing of a prompt is evicted, however it is read."""
+        return [budget for budget in self.budgets if budget >= self.length]
 
 
 def audit(store: Store, models: Sequence[Source], request: Request) -> list[Path]:
@@ -122,6 +92,8 @@ def audit(store: Store, models: Sequence[Source], request: Request) -> list[Path
     out with a line that says so. Raises BadInput for a request, a text, a tokenizer or a model that does not fit.
     """
     request.check()
+    for budget in request.idle():
+        print(f"--budget {budget}: prompts of {request.length} tokens fit into it: nothing is evicted at that budget")
     paths = []
     for source in models:
         path = store.audit(source.label)
@@ -134,9 +106,12 @@ def audit(store: Store, models: Sequence[Source], request: Request) -> list[Path
 def ask_peer(store: Store, models: Sequence[Source], request: Request) -> Path:
     """Write the audit's prompts as the question that peers/kvpress/audit.py reads; returns the file.
 
-    Its answer belongs beside it (Store.peer_audit), where the page looks for it. Raises BadInput as audit() does.
+    Its answer belongs beside it (Store.peer_audit), where the page looks for it. Raises BadInput as audit() does, and
+    for methods: kvpress is asked for PEER_PRESSES.
     """
     request.check()
+    if request.methods:
+        raise BadInput("--ask-peer with --method: kvpress is asked for its own list of methods: leave --method out")
     asked = [
         {
             "label": source.label,
@@ -171,8 +146,9 @@ def _prompts(source: Source, request: Request) -> list[Needle]:
 
 
 def _provenance(source: Source, request: Request) -> Provenance:
+    chosen = methods(request.methods)
     parameters = {
-        "methods": [[x.name, x.score, x.allocator, x.selector, x.storage] for x in methods()],
+        "methods": [[x.name, x.score, x.allocator, x.selector, x.storage, x.state] for x in chosen],
         "budgets": list(request.budgets),
         "prompts": request.prompts,
         "length": request.length,
@@ -180,7 +156,7 @@ def _provenance(source: Source, request: Request) -> Provenance:
         "device": request.device,
         "dtype": request.dtype,
     }
-    inputs = {"checkpoint": source.digest, "text": sha256(request.text)}
+    inputs = {"checkpoint": source.digest, "text": sha256(request.text)} | files(chosen)
     return Provenance(COMMAND, parameters, request.seed, inputs, code_digest("data", "capture", "eviction"))
 
 
@@ -188,14 +164,20 @@ def _audited(source: Source, request: Request) -> pl.DataFrame:
     """Table audit of one model."""
     prompts = _prompts(source, request)
     model = checkpoints.load_causal(source, request.device, request.dtype)
-    scores = _prepared(source, request)
+    chosen = methods(request.methods)
+    scores = _prepared(source, request, chosen)
     tallies: dict[_Row, _Tally] = defaultdict(_Tally)
     left_out: dict[_Row, str] = {}
     starts = range(0, len(prompts), request.batch)
     for start in track(starts, len(starts), source.label):
-        _run_batch(model, prompts[start : start + request.batch], request.budgets, scores, tallies, left_out)
-    for row, why in left_out.items():
-        print(f"{source.label}: {row.method.name} at {row.budget} left out ({why})")
+        batch = prompts[start : start + request.batch]
+        _run_batch(model, batch, chosen, request.budgets, scores, tallies, left_out)
+    for name, budget, why in dict.fromkeys((row.method.name, row.budget, why) for row, why in left_out.items()):
+        print(f"{source.label}: {name} at {budget} left out ({why})")
+    if all(row.budget is None for row in tallies):
+        raise BadInput(
+            f"{source.label}: none of the methods could be run at budget {','.join(map(str, request.budgets))}"
+        )
     rows = [
         _record(source, request.length, row, tally, tallies[_Row(row.question_seen, _FULL, None)])
         for row, tally in tallies.items()
@@ -238,6 +220,7 @@ class _Tally:
 def _run_batch(
     model: PreTrainedModel,
     batch: Sequence[Needle],
+    chosen: Sequence[Method],
     budgets: Sequence[int],
     scores: Mapping[str, Score],
     tallies: dict[_Row, _Tally],
@@ -249,13 +232,14 @@ def _run_batch(
     dense = _dense_seconds(model, prompt) / len(batch)
     for seen in (False, True):
         own = recording if seen else recording.first(len(batch[0].context))
-        for method in methods():
+        for method in chosen:
             for budget in budgets if method.score is not None else (None,):
                 row = _Row(seen, method, budget)
                 if row in left_out:
                     continue
                 try:
-                    _run(model, batch, own, row, scores.get(method.score or ""), tallies[row], dense)
+                    score = None if method.score is None else scores[method.score]
+                    _run(model, batch, own, row, score, tallies[row], dense)
                 except BadInput as error:
                     if method.score is None:  # the model itself is at fault, not a method's budget
                         raise
@@ -268,27 +252,26 @@ def _run(
     batch: Sequence[Needle],
     recording: Recording,
     row: _Row,
-    prepared: Score | None,
+    score: Score | None,
     tally: _Tally,
     dense: float,
 ) -> None:
-    """One method on one batch: read the context (or the whole prompt), evict, measure, answer.
-
-    prepared: the method's score, where its name alone does not make it.
-    """
+    """One method on one batch: read the context (or the whole prompt), evict, measure, answer. score: the method's."""
     method, size = row.method, len(batch)
     context = torch.tensor([needle.context for needle in batch], device=model.device)
     question = torch.tensor([needle.question for needle in batch], device=model.device)
     answer = len(batch[0].answer)
     with evict(
         model,
-        score=prepared or method.score,
+        score=score,
         allocator=method.allocator,
         selector=method.selector,
         budget=row.budget,
         storage=method.storage,
+        state=method.state,
     ) as run:
-        with nullcontext() if _reads_again(method) else replayed(model, recording):
+        # a score that has the prompt read again makes passes that were not recorded
+        with nullcontext() if isinstance(score, Reconstruction) else replayed(model, recording):
             if row.question_seen:
                 logits = model(input_ids=torch.cat([context, question], dim=1), logits_to_keep=1).logits[:, -1]
             else:
@@ -311,43 +294,55 @@ def _run(
             read = context.shape[1] + (question.shape[1] if row.question_seen else 0)
             entries = [(shape, min(row.budget, shape.holds(read))) for shape in run.cache.shapes]
             tally.nominal_entries = sum(shape.kv_heads * n for shape, n in entries)
-            tally.nominal_bytes = sum(shape.kv_heads * n * shape.entry_bytes for shape, n in entries)
+            # of the model's own keys and values, whatever the state makes of them
+            sizes = [shape.read_bytes or shape.entry_bytes for shape, _ in entries]
+            tally.nominal_bytes = sum(
+                shape.kv_heads * n * size for (shape, n), size in zip(entries, sizes, strict=True)
+            )
     tally.prompts += size
     tally.hits += sum(needle.hit(said) for needle, said in zip(batch, tokens.tolist(), strict=True))
     tally.measured.append(found)
     tally.sizes.append(size)
 
 
-def _prepared(source: Source, request: Request) -> dict[str, Score]:
-    """The scores that need more than a name: words of the model's own, statistics of its queries, routes of its heads.
+def _prepared(source: Source, request: Request, chosen: Sequence[Method]) -> dict[str, Score]:
+    """The score of every method by its name; what a name alone does not give is measured, where a method needs it.
 
-    They are measured on documents of the text that the prompts' prose is from: they know the prose, not the needles.
-    Traces for Q_stats begin with half a document, which the model writes to its end, greedily. Routes are of SnapKV and
-    of the first budget asked for, and the last quarter of a document is read after it.
+    Words of the model's own, statistics of its queries, routes of its heads: measured on documents of the text that the
+    prompts' prose is from, so that they know the prose, not the needles. Traces for Q_stats begin with half a document,
+    which the model writes to its end, greedily. Routes are of SnapKV and of the first budget asked for, and the last
+    quarter of a document is read after it.
     """
     length = min(request.length, source.length)
     on, half, quarter = (request.device, request.dtype), max(1, length // 2), max(1, length // 4)
     text, docs, budget = [request.text], CALIBRATION_DOCUMENTS, min(request.budgets[0], half)
-    read = TriAttention(statistics=calibrated(source, text, docs, length, *on))
-    written = calibrated(source, text, docs, length - half, *on, generation=Generation(half))
-    routes = routed(source, text, "snapkv", budget, docs, length, quarter, *on)
-    return {
-        KVzip.name: KVzip.asking(checkpoints.load_tokenizer(source)),
-        TriAttention.name: read,
-        QStats.name: QStats(statistics=written),
-        DirectionBonus.name: DirectionBonus(base=read),
-        StaticRoute.name: StaticRoute(routes=routes),
-    }
 
+    @cache
+    def read() -> Statistics:
+        return calibrated(source, text, docs, length, *on)
 
-def _reads_again(method: Method) -> bool:
-    """Whether the score has the model read more than the prompt: such a pass cannot be handed what was recorded."""
-    return method.score is not None and isinstance(named(Score, method.score), Reconstruction)
+    def ready(score: Score) -> Score:
+        if isinstance(score, KVzip):
+            return KVzip.asking(checkpoints.load_tokenizer(source), score.chunk, score.sinks)
+        if isinstance(score, QStats) and score.statistics is None:
+            written = calibrated(source, text, docs, length - half, *on, generation=Generation(half))
+            return replace(score, statistics=written)
+        if isinstance(score, TriAttention) and score.statistics is None:
+            return replace(score, statistics=read())
+        if isinstance(score, DirectionBonus) and score.base == TriAttention.name:
+            return replace(score, base=TriAttention(statistics=read()))
+        if isinstance(score, StaticRoute) and score.routes is None:
+            return replace(score, routes=routed(source, text, "snapkv", budget, docs, length, quarter, *on))
+        return score
+
+    names = dict.fromkeys(method.score for method in chosen if method.score is not None)
+    return {name: ready(named(Score, name)) for name in names}
 
 
 def _greedy(run: Run, ids: torch.Tensor, count: int) -> torch.Tensor:
     """count tokens after ids, (B, count); an end of text does not end them, as all are graded alike."""
-    return run.generate(ids, min_new_tokens=count, max_new_tokens=count, pad_token_id=0)
+    tokens: torch.Tensor = run.generate(ids, min_new_tokens=count, max_new_tokens=count, pad_token_id=0)
+    return tokens
 
 
 def _held(run: Run, size: int) -> dict[str, float]:
@@ -396,6 +391,7 @@ def _record(source: Source, tokens: int, row: _Row, tally: _Tally, full: _Tally)
         "allocator": method.allocator if evicts else None,
         "selector": method.selector if evicts else None,
         "storage": method.storage,
+        "state": method.state if evicts else None,
         "budget": row.budget,
         "question_seen": row.question_seen,
         "tokens": tokens,

@@ -118,7 +118,7 @@ def _handles() -> list[Line2D]:
     return [
         mark("held", _HELD.colour, "o"),
         mark("held: the full cache", _HELD.colour, "s"),
-        Line2D([], [], label="from what is seen to what is held", color=_HELD.colour, marker="|"),
+        Line2D([], [], label="from what is visible to what is held", color=_HELD.colour, marker="|"),
         Line2D([], [], label="nominal", color=style.MUTED, linewidth=0.8),
         Line2D([], [], label="published, other budgets", **style.PUBLISHED.line(**_STARS)),
         mark("hit, question unseen", _UNSEEN.colour, _UNSEEN.marker),

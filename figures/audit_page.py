@@ -20,18 +20,27 @@ FULL = "full cache"
 CAPTION = (
     "What each method holds, and what it buys",
     "Left: bytes of the storages behind the cache once it was evicted from, as a share of the full cache's; where they"
-    " are more than the entries that are still seen, a line joins the two. Right: share of planted needles whose number"
-    " the model still gives, with Wilson 95% intervals; the question unseen or seen by what was evicted on. Published"
-    " ranges run over other budgets, lengths and models.",
+    " are more than the entries that are still visible, a line joins the two. Right: share of planted needles whose"
+    " number the model still gives, with Wilson 95% intervals; the question unseen or seen by what was evicted on."
+    " Published ranges run over other budgets, lengths and models.",
 )
 NOTE = (
-    "Bytes are of one sequence: of the unique storages, right after evicting. Nominal: the budget times all KV heads."
-    " Seen: entries that queries still see. Side: positions and whatever else is kept for the cache. Peak: the most"
-    " that keys and values took, with the padded copies that attention makes for a moment. Length: entries in memory a"
-    " KV head, mean over the decode steps. Cost: time of scoring, allocating and selecting, as a share of a dense"
-    " prefill's. Bytes, length and cost are with the question unseen. Hits: prompts whose first tokens are exactly the"
-    " planted number; below, the Wilson 95% interval. With the question seen, the first of these tokens is still the"
-    " full pass's."
+    "Bytes are of one sequence: of the unique storages, right after evicting. Below the budget, what it names of the"
+    " full cache: its entries times all KV heads."
+    " Visible: entries that queries still see. Within budget after evicting: on every prompt; what question and answer"
+    " append comes on top. Hits: prompts whose first tokens are exactly the planted number; below, the Wilson 95%"
+    " interval. With the question seen, the first of these tokens is still the full pass's own, so that those hit rates"
+    " flatter. Entries while answering: in memory a KV head, mean over the decode steps. Side: positions, bases of"
+    " values, whatever else is kept for the cache. All but the hits with the question seen is of the question unseen."
+)
+PEAK = (
+    "Peak: the most that keys and values took, with the padded copies that attention makes for a moment. It is large"
+    " for the allocators contour, pyramid and random and the selectors alpha and shared, which decide only once all"
+    " layers are known, so that the whole prompt is held until then; and for kvzip, which has it read again."
+)
+COST = (
+    "Cost: seconds of scoring, allocating and selecting over those of a dense prefill; of each the median of the"
+    " batches of one process, whatever else the machine did meanwhile."
 )
 PEER_PRESSES = {  # our method -> the press of kvpress that is the same
     **{name: name for name in ("snapkv", "streaming_llm", "tova", "knorm", "keydiff", "expected_attention")},
@@ -95,21 +104,25 @@ def about(audit: pl.DataFrame, answers: Peer | None) -> list[str]:
     first = style.of_first_model(audit)
     model, prompts, tokens = first["model"][0], int(first["prompts"][0]), int(first["tokens"][0])
     budgets = " and ".join(str(s) for s in sorted(first["budget"].drop_nulls().unique().to_list()))
-    nominal = span(_shares(first, "nominal_bytes"), 1, share=True)
+    unseen, seen = (
+        span(_shares(first.filter(question_seen=one), "nominal_bytes"), 1, share=True) for one in (False, True)
+    )
+    nominal = f"{unseen} of the full cache"
+    if seen not in (unseen, NONE):
+        nominal += f" with the question unseen, {seen} with it seen, when the full cache is longer"
     lines = [
         f"{model}: {count(prompts)} prompts of {count(tokens)} tokens, a fact planted in public-domain prose at depths"
-        f" spread evenly; nominal budget {budgets} entries a KV head, {nominal} of the full cache. Every method read"
-        " the same prompts."
+        f" spread evenly; nominal budget {budgets} entries a KV head, {nominal}. Every method read the same prompts."
     ]
     evicting = audit.filter(pl.col("budget").is_not_null())
-    full = evicting.filter("holds_full_cache")["method"].unique(maintain_order=True).to_list()
+    full = evicting.filter("holds_full_cache", ~pl.col("enforced"))["method"].unique(maintain_order=True).to_list()
     over = evicting.filter(~pl.col("enforced") & ~pl.col("holds_full_cache"))
     held = f"Hold the full cache whatever the budget says: {', '.join(full)}." if full else ""
     if not over.is_empty():
         names = ", ".join(over["method"].unique(maintain_order=True))
         ratios = (over["physical_bytes"] / over["nominal_bytes"]).to_list()
         held += f" Hold more than it: {names} ({span(ratios, 2)} times)."
-    lines.append(f"{held} All others hold at most their budget, on every prompt and model.".strip())
+    lines.append(f"{held} All others hold at most their budget after evicting, on every prompt and model.".strip())
     if all(str(name).startswith(EMBEDDED) for name in audit["model"].unique().to_list() if name != model):
         lines.append("The embedded models are tiny: their hit rates show that the measurement works, no more.")
     if answers is not None:
@@ -123,28 +136,28 @@ def about(audit: pl.DataFrame, answers: Peer | None) -> list[str]:
 def methods(audit: pl.DataFrame, answers: Peer | None) -> PageTable:
     """A row per model, budget and method; the two ways of reading the question side by side."""
     headings = [
-        "method", "budget", "nominal", "seen", "held", "within budget", "hits, question unseen", "hits, question seen",
-        "side", "peak", "length", "cost",
+        "method", "budget", "visible", "held", "within budget after evicting", "hits, question unseen",
+        "hits, question seen", "peak", "entries while answering", "cost", "side",
     ]  # fmt: skip
     theirs = [] if answers is None else [f"kvpress {answers.version} holds", "hits, unseen", "hits, seen"]
     both = {key: {bool(one["question_seen"]): one for one in part} for key, part in _grouped(audit).items()}
 
     def cells(row: Row) -> list[Cell]:
         seen = both[_key(row)].get(True)
-        held = "full cache" if row["holds_full_cache"] else "yes" if row["enforced"] else "no"
+        held = "yes" if row["enforced"] else "full cache" if row["holds_full_cache"] else "no"
         budget = row["budget"]
-        nominal = Cell(NONE) if budget is None else _bytes(row, "nominal_bytes")
+        nominal = "" if budget is None else percent(row["nominal_bytes"] / row["full_bytes"], 1)
         own = [
             Cell(str(row["method"]), text=True),
-            Cell(NONE if budget is None else str(budget)),
-            nominal,
+            Cell(NONE if budget is None else str(budget), nominal),
             *(_bytes(row, f"{name}_bytes") for name in ("logical", "physical")),
             Cell(NONE if budget is None else held),
             _hits(row),
             Cell(NONE) if seen is None else _hits(seen),
-            *(_bytes(row, f"{name}_bytes") for name in ("side", "peak")),
+            _bytes(row, "peak_bytes"),
             Cell(number(row["mean_cache_len"], 1)),
             Cell(NONE if budget is None else percent(row["compression_seconds"] / row["dense_prefill_seconds"], 1)),
+            _bytes(row, "side_bytes"),
         ]
         return own if answers is None else [*own, *_peers(answers, row)]
 
@@ -161,10 +174,11 @@ def beside_published(audit: pl.DataFrame) -> PageTable:
     groups: list[int] = []
 
     def add(
-        name: str, ours: Sequence[str], key: str, model: str, share: bool, differs: str, s: int | None = None
+        name: str, ours: Sequence[str | Cell], key: str, model: str, share: bool, differs: str, s: int | None = None
     ) -> None:
         found = published.find(key, s, model)
-        if found is None or set(ours) == {NONE}:
+        own = [Cell(one) if isinstance(one, str) else one for one in ours]
+        if found is None or all(one.main == NONE for one in own):
             return
         if not rows or rows[-1][0].main != name:
             groups.append(len(rows))
@@ -175,7 +189,7 @@ def beside_published(audit: pl.DataFrame) -> PageTable:
             [
                 Cell(name, text=True),
                 Cell(model, text=True),
-                *(Cell(one) for one in ours),
+                *own,
                 Cell(" to ".join(theirs)),
                 Cell(f"{there} {differs}", text=True),
             ]
@@ -199,16 +213,19 @@ def beside_published(audit: pl.DataFrame) -> PageTable:
     for ours, theirs in (("snapkv", "SnapKV"), ("kvzip", "KVzip's reconstruction score")):
         times = [(1 + part["compression_seconds"] / part["dense_prefill_seconds"]).to_list() for part in of(ours)]
         values = [span(one, 2) for one in times]
-        differs = f"Ours: {ours}, shorter contexts, another machine"
+        timed = "each time the median of the batches of one process, whatever else the machine did"
+        differs = f"Ours: {ours}, shorter contexts, another machine; {timed}"
         add("prefill that scores, over dense", values, "prefill_cost", theirs, False, differs)
     values = [_span_of_hits(frame.filter(pl.col("budget") == 128, ~pl.col("question_seen"))) for frame in frames]
     for model in ("higher of two methods", "lower of two methods"):
         differs = "Ours: every method, question unseen; shorter contexts"
         add("needles hit at s = 128", values, "hit_rate", model, True, differs, 128)
-    values = [_lost_unseen(frame) for frame in frames]
+    lost = [_lost_unseen(frame) for frame in frames]
     for model in ("ranked by rows of the document alone", "evicted at the end of the document"):
-        differs = "Ours: snapkv, seen less unseen"
-        add("needles lost with the question unseen", values, "hit_rate_lost_unseen", model, True, differs)
+        differs = (
+            "Ours: snapkv, hits with the question seen less hits with it unseen, of all prompts; the former flatter"
+        )
+        add("needles lost with the question unseen", lost, "hit_rate_lost_unseen", model, True, differs)
     beside = ["our other models"] if len(frames) > 1 else []
     headings = ["quantity", "of", str(first["model"][0]), *beside, "published", "what differs"]
     return PageTable(headings, rows, groups)
@@ -265,10 +282,22 @@ def _span_of_hits(frame: pl.DataFrame) -> str:
     return span(frame["hit_rate"].to_list(), 0, share=True)
 
 
-def _lost_unseen(frame: pl.DataFrame) -> str:
-    """Least and greatest over models and budgets of snapkv's hit rate, question seen less question unseen."""
-    rates = [
-        dict(zip(part["question_seen"], part["hit_rate"], strict=True))
-        for _, part in frame.filter(method="snapkv").group_by("model", "budget")
-    ]
-    return span([rate[True] - rate[False] for rate in rates if len(rate) == 2], 0, share=True)
+def _lost_unseen(frame: pl.DataFrame) -> Cell:
+    """Prompts that snapkv hits with the question seen less those with it unseen; least and most of models and budgets.
+
+    As a share of all prompts, and below as k of n.
+    """
+    lost = []
+    for _, part in frame.filter(method="snapkv").group_by("model", "budget"):
+        hits = dict(zip(part["question_seen"], part["hits"], strict=True))
+        if len(hits) == 2:
+            lost.append((int(hits[True] - hits[False]), int(part["prompts"][0])))
+    if not lost:
+        return Cell(NONE)
+    ends = [min(lost, key=_rate), max(lost, key=_rate)]
+    counts = dict.fromkeys(f"{k} of {n}" for k, n in ends)
+    return Cell(span([_rate(one) for one in lost], 0, share=True), " to ".join(counts))
+
+
+def _rate(counted: tuple[int, int]) -> float:
+    return counted[0] / counted[1]

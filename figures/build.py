@@ -9,7 +9,7 @@ from pathlib import Path
 import polars as pl
 from matplotlib.figure import Figure
 
-from data import published
+from data import BadInput, published
 from data.schema import AUDIT, LOSS, Table
 from data.store import Store, code_digest, read, sha256, write_bytes, write_text
 from figures import (
@@ -26,6 +26,7 @@ from figures import (
     rules,
     style,
 )
+from figures.fits import analysed
 
 SUFFIXES = ("png", "pdf", "csv")
 _LEDGER = "made-from.json"  # beside the figures: what each was made from, and the sha256 of its files
@@ -35,7 +36,8 @@ _LEDGER = "made-from.json"  # beside the figures: what each was made from, and t
 class Picture:
     """A figure: its file stem, the tables that it is made from, and the two functions that make it.
 
-    optional: whether it is left out where one of its tables is missing or empty.
+    optional: whether it is left out where one of its tables is missing or empty; the others are left out only where
+    the analysis wrote no table at all.
     """
 
     stem: str
@@ -47,7 +49,7 @@ class Picture:
     def applies(self, store: Store) -> bool:
         """Whether the store has what the figure needs; raises BadInput for a table that is not readable."""
         if not self.optional:
-            return True
+            return analysed(store)
         held = [[not read(table, path).is_empty() for path in files(store, table)] for table in self.inputs]
         return all(any(one) for one in held)
 
@@ -77,14 +79,22 @@ def files(store: Store, table: Table) -> list[Path]:
     return store.loss_files() if table is LOSS else [path for path in (store.fit(table.name),) if path.is_file()]
 
 
+def check_measured(store: Store) -> None:
+    """Raises BadInput if there is nothing to draw: no table of the analysis, of the audit or of the loss."""
+    if not any(picture.applies(store) for picture in PICTURES):
+        raise BadInput(f"{store.root}: nothing was measured yet: run make, make audit or make loss first")
+
+
 def build(store: Store, folder: Path) -> list[str]:
     """Draw what is not current into folder and return the stems drawn; files of a figure left out are removed.
 
-    Raises BadInput for a table that is missing or not readable; figures made before it stay.
+    Raises BadInput for a table that is missing or not readable, and where nothing was measured; figures made before it
+    stay.
 
     A figure is current if its tables, the published numbers and our code are the same as when it was drawn, and
     its files are still those that were written.
     """
+    check_measured(store)
     ledger = _read_ledger(folder / _LEDGER)
     code = code_digest("data", "analysis", "figures")
     drawn = []

@@ -3,8 +3,15 @@
 import polars as pl
 
 from data.errors import BadInput
-from data.schema import Table
+from data.schema import CEILING, CERTIFIED, MAP, MASS_FLOORS, PENALTY, PREDICTOR, PROVED, ROC, RULES, Table
 from data.store import Store, read
+
+TABLES = (CEILING, RULES, PENALTY, PREDICTOR, ROC, MAP, CERTIFIED, MASS_FLOORS, PROVED)  # all that the analysis writes
+
+
+def analysed(store: Store) -> bool:
+    """Whether any table of the analysis is there: then all must be."""
+    return any(store.fit(table.name).is_file() for table in TABLES)
 
 
 def fit(store: Store, table: Table, may_be_empty: bool = False) -> pl.DataFrame:

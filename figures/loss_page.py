@@ -38,7 +38,7 @@ def about(frame: pl.DataFrame) -> list[str]:
         for model, n, tokens, draws in documents.iter_rows()
     ]
     fewest = min(documents["n_documents"].to_list())
-    few = f" None is given below {MIN_DOCUMENTS} documents." if fewest < MIN_DOCUMENTS else ""
+    few = f" None is given below {MIN_DOCUMENTS} documents, and no finding in words." if fewest < MIN_DOCUMENTS else ""
     lines = [
         f"Each head's attention is replaced by the kept keys' weights, renormalised, over its own values"
         f" (s = {budgets(frame)}), in every row that sees more keys than that. {'; '.join(runs)}.",
@@ -109,14 +109,16 @@ def beside_published(frame: pl.DataFrame) -> PageTable:
     return PageTable(["quantity", "of", "ours", "published", "what differs"], rows, groups)
 
 
-def finding(frame: pl.DataFrame) -> str:
-    """One sentence of the first model, which is the real one wherever it was measured."""
+def finding(frame: pl.DataFrame) -> list[str]:
+    """A sentence on the first model, which is the real one wherever it was measured; none below ten documents."""
     first = style.of_first_model(frame)
     own = {str(row["rule"]): row for row in first.iter_rows(named=True)}
+    if int(own[DENSE]["n_documents"]) < MIN_DOCUMENTS:
+        return []
     told = [f"{NAMES[rule]} {number(own[rule]['difference'], 4)}{_ends(own[rule])}" for rule in RULES if rule in own]
     cost = number(-own[DENSE]["difference"], 4)
-    model = first["model"][0]
-    return f"{model}: top-mass costs {cost} nats a token over dense attention; less top-mass, {'; '.join(told)}."
+    others = f" Less top-mass: {'; '.join(told)}." if told else ""
+    return [f"{first['model'][0]}: top-mass costs {cost} nats a token over dense attention.{others}"]
 
 
 def _ends(row: Record) -> str:

@@ -17,21 +17,21 @@ import polars as pl
 from analysis.bootstrap import MIN_DOCUMENTS, RESAMPLES
 from data import published
 from data.errors import BadInput
-from data.schema import CEILING, MAP, PENALTY, PREDICTOR, ROC, ROW_FACTS, ROWS, RULES, SUBSETS
+from data.schema import CEILING, MAP, PREDICTOR, ROC, ROW_FACTS, ROWS, SUBSETS
 from data.store import Store, code_digest, digest_of, footer, sha256, write_text
 from figures import audit_page, certified, comparison, flat_map, loss, loss_page, own_rules, page_tables, style
 from figures import ceiling as ceiling_figure
 from figures.audit import audited
-from figures.build import PICTURES
-from figures.fits import fit
+from figures.build import PICTURES, check_measured
+from figures.fits import TABLES, analysed, fit
 from figures.gallery import Entry, gallery
 from figures.measured import EMBEDDED, QUANTISED, measured, reads_default_text
 from figures.page_tables import NONE, count, number, percent, reach, span, with_interval
 
 TEMPLATE = Path(__file__).with_name("report.html.j2")
-FITS = (CEILING, RULES, PENALTY, PREDICTOR, ROC, MAP, *certified.TABLES)
 MAY_BE_EMPTY = (ROC, *certified.TABLES)
 HARDNESS = "hardness"  # the figure that has a section of its own, where it was drawn
+APART = (*certified.STEMS, HARDNESS, audit_page.STEM, loss_page.STEM)  # figures that stand in sections of their own
 COVERAGE = {3: 0.73, 5: 0.84, 10: 0.89, 20: 0.93}  # documents -> measured coverage for normal data, B = 1000
 CSS_DOTS = 96  # CSS pixels an inch: a figure is shown at its printed size, or larger
 _LARGER = 1.25  # how much larger than in print: a screen is read from further away
@@ -157,7 +157,7 @@ class Audit:
 
     about: list[str]
     figure: Shown
-    note: str
+    notes: list[str]
     methods: page_tables.PageTable
     published: page_tables.PageTable
 
@@ -176,7 +176,8 @@ class Loss:
 def write_report(store: Store, out: Path) -> tuple[Path, bool]:
     """Write out/report.html unless it is current; returns its path and whether it was written.
 
-    The figures must lie in out/figures. Raises BadInput if a table or a figure is missing or not readable.
+    The figures must lie in out/figures. Raises BadInput if nothing was measured, if only a part of the analysis' tables
+    is there, and if a table or a figure is missing or not readable.
     """
     path = out / "report.html"
     mark = f'<meta name="made-from" content="{_made_from(store, out / "figures")}">'
@@ -189,54 +190,80 @@ def write_report(store: Store, out: Path) -> tuple[Path, bool]:
 def render(store: Store, figures: Path, mark: str = "") -> str:
     """The page as HTML that loads nothing from anywhere; every text that comes from data is escaped.
 
-    Raises BadInput as write_report does.
+    Sections of which nothing was measured are left out. Raises BadInput as write_report does.
     """
-    tables = {table.name: fit(store, table, may_be_empty=table in MAY_BE_EMPTY) for table in FITS}
-    ceiling = style.in_order(tables["ceiling"], "s")
-    resamples = _resamples(store)
-    shown = {p.stem: _shown(store, figures, p.stem, tables) for p in PICTURES if p.applies(store)}
-    apart = (*certified.STEMS, HARDNESS, audit_page.STEM, loss_page.STEM)
-    first, *more = _finding(tables)
-    entries = gallery(store)
+    check_measured(store)
+    applies = {picture.stem: picture.applies(store) for picture in PICTURES}
+    tables = _tables(store) if analysed(store) else None
+    shown = {stem: _shown(store, figures, stem, tables or {}) for stem, there in applies.items() if there}
     environment = jinja2.Environment(
         autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True
     )
     return environment.from_string(TEMPLATE.read_text(encoding="utf-8")).render(
         mark=markupsafe.Markup(mark),
-        finding=[first, *certified.sentences(tables["certified"]), *more],
-        aside=_aside(ceiling),
-        own_rows=_own_rows(ceiling),
-        own_finding=own_rules.sentences(tables["rules"]),
-        figures=[figure for stem, figure in shown.items() if stem not in apart],
-        not_certified=certified.MISSING if tables["certified"].is_empty() else "",
-        certified=_certified(store, tables["certified"], shown),
+        analysis=None if tables is None else _analysis(store, tables, shown),
+        missing=_missing(tables, shown),
         hardness=shown.get(HARDNESS),
         audit=_audit(store, shown),
         loss=_loss(store, shown),
-        own_rules=own_rules.own_rules(tables["rules"]),
-        own_rules_note=" ".join([own_rules.NOTE, *own_rules.not_graded(tables["rules"])]),
-        measured=measured(store, ceiling),
-        captured=bool(store.row_files()),
-        limits=_limits(store, ceiling, resamples),
-        glossary=GLOSSARY,
-        comparison=comparison.compare(store, tables),
-        tables=[
+        number=number,
+    )
+
+
+def _tables(store: Store) -> dict[str, pl.DataFrame]:
+    """The analysis' tables by name; raises BadInput if one is missing."""
+    return {table.name: fit(store, table, may_be_empty=table in MAY_BE_EMPTY) for table in TABLES}
+
+
+def _analysis(store: Store, tables: Mapping[str, pl.DataFrame], shown: Mapping[str, Shown]) -> dict[str, object]:
+    """What the page shows of the analysis, by the names that the template knows."""
+    ceiling = style.in_order(tables["ceiling"], "s")
+    resamples = _resamples(store)
+    first, *more = _finding(tables)
+    entries = gallery(store)
+    predictor = page_tables.predictor(tables["predictor"], resamples)
+    return {
+        "finding": [first, *certified.sentences(tables["certified"]), *more],
+        "aside": _aside(ceiling),
+        "own_rows": _own_rows(ceiling),
+        "own_finding": own_rules.sentences(tables["rules"]),
+        "figures": [figure for stem, figure in shown.items() if stem not in APART],
+        "certified": _certified(store, tables["certified"], shown),
+        "own_rules": own_rules.own_rules(tables["rules"]),
+        "own_rules_note": " ".join([own_rules.NOTE, *own_rules.not_graded(tables["rules"])]),
+        "measured": measured(store, ceiling),
+        "captured": bool(store.row_files()),
+        "limits": _limits(store, ceiling, resamples),
+        "glossary": GLOSSARY,
+        "comparison": comparison.compare(store, tables),
+        "tables": [
             ("ceiling", "The ceiling", NOTES["ceiling"], page_tables.ceiling(ceiling)),
             ("balancing", "The balancing selector", NOTES["balancing"], page_tables.balancing(ceiling)),
-            (
-                "predictor",
-                "Predicting who gains",
-                NOTES["predictor"],
-                page_tables.predictor(tables["predictor"], resamples),
-            ),
+            ("predictor", "Predicting who gains", NOTES["predictor"], predictor),
             ("penalty", "The price of forced weights", NOTES["penalty"], page_tables.penalty(tables["penalty"])),
             ("rules", "Rules beside top-mass", NOTES["rules"], page_tables.rules(tables["rules"])),
             *_certified_tables(tables),
         ],
-        gallery=entries,
-        gallery_choice=_gallery_choice(entries),
-        number=number,
-    )
+        "gallery": entries,
+        "gallery_choice": _gallery_choice(entries),
+    }
+
+
+def _missing(tables: Mapping[str, pl.DataFrame] | None, shown: Mapping[str, Shown]) -> list[str]:
+    """A line per section that is left out as nothing was measured for it, with the command that measures it."""
+    lines = []
+    if tables is None:
+        lines.append(
+            "Left out: how much a better choice could gain. Run make, or make capture, make enumerate and make analysis"
+            " for models and budgets of your choice; then make report."
+        )
+    elif tables["certified"].is_empty():
+        lines.append(certified.MISSING)
+    for stem, command in ((HARDNESS, "make hardness"), (audit_page.STEM, "make audit"), (loss_page.STEM, "make loss")):
+        if stem not in shown:
+            title = CAPTIONS[stem][0]
+            lines.append(f"Left out: {title[0].lower()}{title[1:]}. Run {command}; then make report.")
+    return lines
 
 
 def _certified(store: Store, found: pl.DataFrame, shown: Mapping[str, Shown]) -> Certified | None:
@@ -256,7 +283,7 @@ def _audit(store: Store, shown: Mapping[str, Shown]) -> Audit | None:
     return Audit(
         audit_page.about(found, answers),
         shown[audit_page.STEM],
-        audit_page.NOTE,
+        [audit_page.NOTE, audit_page.PEAK, audit_page.COST],
         audit_page.methods(found, answers),
         audit_page.beside_published(found),
     )
@@ -268,7 +295,7 @@ def _loss(store: Store, shown: Mapping[str, Shown]) -> Loss | None:
     if found.is_empty():
         return None
     return Loss(
-        [loss_page.finding(found), *loss_page.about(found)],
+        [*loss_page.finding(found), *loss_page.about(found)],
         shown[loss_page.STEM],
         loss_page.NOTE,
         loss_page.rules(found),
@@ -552,7 +579,7 @@ def _made_from(store: Store, figures: Path) -> str:
     Rows and subsets count by their footers, which say how each file was made, as they may hold gigabytes.
     """
     parts = [code_digest("data", "analysis", "figures"), sha256(TEMPLATE), sha256(published.PATH)]
-    parts += [sha256(store.fit(table.name)) for table in FITS if store.fit(table.name).is_file()]
+    parts += [sha256(store.fit(table.name)) for table in TABLES if store.fit(table.name).is_file()]
     parts += [
         sha256(path) for path in (*store.audit_files(), store.peer_audit(), *store.loss_files()) if path.is_file()
     ]

@@ -280,6 +280,7 @@ def _audit(model: Model) -> list[dict[str, object]]:
         evicts = score is not None
         record: dict[str, object] = {"family": model.family, "model": model.name, "method": name, "score": score}
         record |= {"allocator": allocator, "selector": "top_mass" if evicts else None, "storage": storage}
+        record |= {"state": "exact" if evicts else None}
         record |= {"budget": 64 if evicts else None, "tokens": 512, "prompts": 24, "full_bytes": float(full)}
         record |= {"nominal_entries": 64 * model.layers if evicts else None}
         record |= {"nominal_bytes": full // 8 if evicts else None, "logical_bytes": full / 8 if evicts else float(full)}

@@ -1,23 +1,32 @@
 """The audit: bytes are what the methods really hold, hits are what they really answer, files are written once."""
 
+import io
 import json
-from dataclasses import replace
+import sys
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import polars as pl
 import pytest
 import scipy.stats
 import torch
+from rich.console import Console, RenderableType
 
 from capture import checkpoints, documents
 from data import BadInput, Store
+from data.command_line import run
 from data.schema import AUDIT
 from data.store import footer, read
 from eviction import audit as stage
-from eviction.audit import COMBINATIONS, FULL_CACHE, Method, Request, ask_peer, audit, methods
-from eviction.method import Allocator, Score, Selector, listed, named
+from eviction import in_short
+from eviction.__main__ import application
+from eviction.audit import Request, ask_peer, audit
+from eviction.calibration import Statistics, calibrated
+from eviction.combinations import COMBINATIONS, FULL_CACHE, Method, methods, parsed
+from eviction.method import Allocator, Score, Selector, State, listed, named
 from eviction.replay import recorded, replayed
 from eviction.run import evict
+from eviction.scores.triattention import TriAttention
 from eviction.tasks.needle import needles
 
 SMALL = Request(budgets=(40,), prompts=3, length=160, batch=2)
@@ -39,14 +48,185 @@ def frame(store: Store) -> pl.DataFrame:
 def test_every_score_there_is_appears_and_every_name_is_known() -> None:
     found = methods()
     assert len({method.name for method in found}) == len(found)
-    alone = {x.score for x in found if (x.allocator, x.selector, x.storage) == ("uniform", "top_mass", "ragged")}
+    plain = ("uniform", "top_mass", "ragged", "exact")
+    alone = {x.score for x in found if (x.allocator, x.selector, x.storage, x.state) == plain}
     assert alone == {None, *listed(Score)}
     for method in found:
         if method.score is not None:
             named(Score, method.score)
         named(Allocator, method.allocator)
         named(Selector, method.selector)
-    assert {x.storage for x in COMBINATIONS} == {"ragged", "padded", "masked"}
+        named(State, method.state)
+    combined = [parsed(name) for name in COMBINATIONS]
+    assert [x.name for x in combined] == list(COMBINATIONS)  # what stands in the table can be asked for
+    assert {x.storage for x in combined} == {"ragged", "padded", "masked"}
+    assert {x.selector.partition(":")[0] for x in combined} == set(listed(Selector))
+    assert {x.state for x in combined} == set(listed(State))
+
+
+@pytest.mark.parametrize(
+    ("text", "method"),
+    [
+        ("knorm", Method("knorm", "knorm")),
+        ("snapkv+uniform+top_mass, ragged, exact", Method("snapkv", "snapkv")),
+        ("snapkv+alpha", Method("snapkv+alpha", "snapkv", selector="alpha")),
+        ("knorm,masked", Method("knorm, masked", "knorm", storage="masked")),
+        (
+            "snapkv:variant=kvpress,window=16 + contour:mode=uniform + alpha:lambda=0.3,signature=global , padded",
+            Method(
+                "snapkv:variant=kvpress,window=16+contour:mode=uniform+alpha:lambda=0.3,signature=global, padded",
+                "snapkv:variant=kvpress,window=16",
+                "contour:mode=uniform",
+                "alpha:lambda=0.3,signature=global",
+                "padded",
+            ),
+        ),
+        (
+            "snapkv+adakv,subspace:rank=16",
+            Method("snapkv+adakv, subspace:rank=16", "snapkv", "adakv", state="subspace:rank=16"),
+        ),
+    ],
+)
+def test_a_method_is_named_in_one_line(text: str, method: Method) -> None:
+    assert parsed(text) == method == parsed(method.name)
+    assert methods((text, method.name)) == (Method(FULL_CACHE, None), method)  # each once
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("snap", "unknown score 'snap': expected one of"),
+        ("", "unknown score ''"),
+        ("snapkv+ada", "unknown 'ada': expected allocator (adakv, "),
+        ("snapkv+knorm", "unknown 'knorm': expected allocator (adakv, "),
+        ("snapkv, mask", "unknown 'mask': expected storage (ragged, padded, masked) or state (exact, "),
+        ("snapkv+masked", "unknown 'masked'"),
+        ("snapkv+adakv+contour", "allocator contour beside allocator adakv"),
+        ("snapkv+alpha+alpha", "selector alpha beside selector alpha"),
+        ("snapkv, masked, padded", "storage padded beside storage masked"),
+        ("snapkv, masked:all=1", "storage masked:all=1: expected no options"),
+        ("snapkv:windows=3", "option 'windows=3': expected variant="),
+        ("snapkv, span_mean:slots=few", "state span_mean: slots=few"),
+        ("snapkv, padded, subspace", "state subspace: expected storage ragged"),
+        ("triattention:statistics=no.safetensors", "no.safetensors"),
+    ],
+)
+def test_unknown_methods_are_refused_before_anything_runs(
+    tmp_path: Path, text: str, says: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(checkpoints, "find", lambda *_: pytest.fail("a checkpoint was looked for"))
+    said = command("audit", "--method", "snapkv", "--method", text, "--data", str(tmp_path), capsys=capsys)
+    assert said.code == 2 and said.error.count("\n") == 1 and said.out == ""
+    assert said.error.startswith(f"eviction: --method {text}".strip()) and says in said.error
+
+
+@dataclass(frozen=True)
+class Said:
+    code: int
+    out: str
+    error: str
+
+
+def command(*arguments: str, capsys: pytest.CaptureFixture[str]) -> Said:
+    with pytest.MonkeyPatch.context() as patch, pytest.raises(SystemExit) as caught:
+        patch.setattr(sys, "argv", ["eviction", *arguments])
+        run(application, "eviction")
+    code = caught.value.code
+    assert isinstance(code, int)
+    return Said(code, *capsys.readouterr())
+
+
+def test_the_command_shows_what_it_wrote_and_what_is_current(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    small = ("--model", FAMILY, "--prompts", "2", "--length", "160", "--budget", "40", "--data", str(tmp_path))
+    chosen = ("--method", "knorm, masked", "--method", "snapkv:window=16+alpha,span_mean:slots=4")
+    written, current = (command("audit", *small, *chosen, capsys=capsys) for _ in range(2))
+    assert written.code == current.code == 0
+    first, *table = written.out.splitlines()
+    assert first.endswith("embedded-qwen3.parquet: written")
+    assert current.out.splitlines() == [first.replace("written", "current, nothing to do"), *table]
+    frame = read(AUDIT, Store(tmp_path).audit("embedded-qwen3"))
+    assert set(frame["method"]) == {FULL_CACHE, "knorm, masked", "snapkv:window=16+alpha, span_mean:slots=4"}
+    assert frame.filter(method=FULL_CACHE)["state"].to_list() == [None, None]
+    assert set(frame.filter(score="snapkv:window=16")["state"]) == {"span_mean:slots=4"}
+    shown = "\n".join(table)
+    assert "embedded-qwen3: 2 prompts of 160 tokens, budget 40 entries a KV head" in shown
+    assert all(name in shown for name in set(frame["method"]))
+    assert "nothing is evicted" not in shown
+
+
+def test_the_table_on_the_terminal_holds_the_numbers(frame: pl.DataFrame) -> None:
+    lines = printed(in_short.audited(frame))
+    for row in frame.filter(~pl.col("question_seen")).iter_rows(named=True):
+        (seen,) = frame.filter("question_seen", method=row["method"])["hits"].to_list()
+        cost = row["compression_seconds"] / row["dense_prefill_seconds"]
+        within = "full" if row["storage"] == "masked" else "no" if row["storage"] == "padded" else "yes"
+        numbers = [
+            *f"{row['hits']} of 3 {seen} of 3".split(),
+            f"{row['physical_bytes'] / row['full_bytes']:.1%}",
+            f"{row['peak_bytes'] / row['full_bytes']:.0%}",
+            f"{row['mean_cache_len']:.1f}",
+            *(["-", "-"] if row["budget"] is None else [f"{cost:.1%}", within]),
+        ]
+        assert [*row["method"].split(), *numbers] in [line.split() for line in lines], row["method"]
+
+
+def printed(table: RenderableType) -> list[str]:
+    console = Console(width=120, record=True, file=io.StringIO())
+    console.print(table)
+    return console.export_text().splitlines()
+
+
+def test_budgets_that_evict_nothing_say_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    request = replace(SMALL, budgets=(40, 150, 160), prompts=1, methods=("snapkv",))
+    audit(Store(tmp_path), [checkpoints.find(FAMILY, None)], request)
+    said = capsys.readouterr().out
+    assert said.startswith("--budget 160: prompts of 160 tokens fit into it: nothing is evicted at that budget\n")
+    assert said.count("nothing is evicted") == 1
+    found = read(AUDIT, Store(tmp_path).audit("embedded-qwen3"))
+    (line,) = in_short.about_audit(found)  # of 150, which the context alone fits into
+    assert "at budget 150 nothing is evicted with the question unseen" in line
+    rows = [line.split()[:3] for line in printed(in_short.audited(found)) if line.split()[:1] == ["snapkv"]]
+    assert [row[1] for row in rows] == ["40", "150", "160"]
+    assert "full" not in " ".join(printed(in_short.audited(found))).replace("full cache", "")
+
+
+def test_values_in_a_subspace_take_less_than_the_budget_names(tmp_path: Path) -> None:
+    audit(Store(tmp_path), [checkpoints.find(FAMILY, None)], replace(SMALL, methods=("snapkv, subspace:rank=16",)))
+    own = read(AUDIT, Store(tmp_path).audit("embedded-qwen3")).filter(~pl.col("score").is_null())
+    cells = 4 * 2
+    assert set(own["nominal_bytes"]) == {40 * cells * 2 * 64 * 4}  # of keys and values as the model makes them
+    assert set(own["physical_bytes"]) == {40.0 * cells * (64 + 16) * 4}
+    assert own["enforced"].all()
+
+
+def test_a_file_that_a_method_names_is_an_input(tmp_path: Path) -> None:
+    source, file = checkpoints.find(FAMILY, None), tmp_path / "statistics.safetensors"
+    request = replace(SMALL, prompts=1, methods=(f"triattention:statistics={file}+shared",))
+    digests = set()
+    for docs in (1, 2):
+        calibrated(source, [stage.TEXT], docs, 64).save(file)
+        (path,) = audit(Store(tmp_path), [source], request)
+        digests.add(footer(AUDIT, path)["inputs"][str(file)])  # type: ignore[index]
+    assert len(digests) == 2
+
+
+def test_only_what_the_methods_need_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[object] = []
+
+    def measuring(*arguments: object, **options: object) -> Statistics:
+        asked.append(options.get("generation"))
+        return calibrated(*arguments, **options)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(stage, "calibrated", measuring)
+    source = checkpoints.find(FAMILY, None)
+    for names, generations in ((("snapkv", "kvzip+contour"), []), (("triattention:furthest=64", "variant_b"), [None])):
+        asked.clear()
+        found = stage._prepared(source, SMALL, methods(names))
+        assert asked == generations and set(found) == {parsed(name).score for name in names}
+    shared = found["triattention:furthest=64"]
+    assert isinstance(shared, TriAttention) and shared.furthest == 64 and isinstance(shared.statistics, Statistics)
 
 
 def test_a_row_for_every_method_and_way_of_reading(frame: pl.DataFrame) -> None:
@@ -161,14 +341,16 @@ def test_a_second_audit_finds_all_current(store: Store, capsys: pytest.CaptureFi
 
 
 def test_a_method_that_the_budget_does_not_allow_is_left_out_by_name(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    few = (Method(FULL_CACHE, None), Method("snapkv", "snapkv"), Method("contour", "snapkv", "contour"))
-    monkeypatch.setattr(stage, "methods", lambda: few)
     store = Store(tmp_path)
-    audit(store, [checkpoints.find(FAMILY, None)], replace(SMALL, budgets=(8,), prompts=1))
-    assert "embedded-qwen3: contour at 8 left out (" in capsys.readouterr().out
+    few = replace(SMALL, budgets=(8,), prompts=1, methods=("snapkv", "snapkv+contour"))
+    audit(store, [checkpoints.find(FAMILY, None)], few)
+    assert capsys.readouterr().out.count("embedded-qwen3: snapkv+contour at 8 left out (") == 1
     assert set(read(AUDIT, store.audit("embedded-qwen3"))["method"]) == {FULL_CACHE, "snapkv"}
+    with pytest.raises(BadInput, match="embedded-qwen3: none of the methods could be run at budget 8"):
+        audit(store, [checkpoints.find(FAMILY, None)], replace(few, methods=("snapkv+contour", "kvzip+balancing")))
+    assert "kvzip+balancing at 8 left out (selector balancing: needs query rows" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(
@@ -202,4 +384,6 @@ def test_the_peer_is_asked_about_the_same_prompts(tmp_path: Path) -> None:
     assert [one["context_ids"] + one["question_ids"] for one in entry["prompts"]] == [
         [*one.context, *one.question] for one in ours
     ]
+    with pytest.raises(BadInput, match="--ask-peer with --method"):
+        ask_peer(store, [source], replace(SMALL, methods=("snapkv",)))
     assert [one["answer_ids"] for one in entry["prompts"]] == [list(one.answer) for one in ours]

@@ -1,6 +1,8 @@
 """The loss under restricted attention: the operator, the choice of keys and cells, the pairing, and what is shown."""
 
+import io
 import math
+import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -10,14 +12,19 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from rich.console import Console
 from transformers import Gemma2Config, Gemma2ForCausalLM, PreTrainedModel, Qwen2Config, Qwen2ForCausalLM
 
+from analysis.bootstrap import MIN_DOCUMENTS, RESAMPLES
 from capture import checkpoints, documents
 from capture.attention import LayerAttention, capturing
 from data import BadInput, Store
+from data.command_line import run
 from data.schema import LOSS
 from data.store import footer, read, write
+from eviction import in_short
 from eviction import loss as stage
+from eviction.__main__ import application
 from eviction.loss import (
     BALANCING,
     DENSE,
@@ -492,7 +499,8 @@ def test_the_page_says_what_was_measured_and_what_is_published(tmp_path: Path) -
     about = " ".join(loss_page.about(frame))
     assert "12 documents, 100 predicted tokens each, 2 draws of random cells" in about and "embedded models" in about
     assert "None is given" not in about and "s = 8" in about
-    assert "top-mass costs 0.5000 nats" in loss_page.finding(frame)
+    (sentence,) = loss_page.finding(frame)
+    assert "top-mass costs 0.5000 nats" in sentence and "no finding in words" not in about
     table = loss_page.rules(frame)
     assert len(table.rows) == 2 * 5
     beside = {(row[0].main, row[1].main): (row[2].main, row[3].main) for row in loss_page.beside_published(frame).rows}
@@ -503,6 +511,62 @@ def test_the_page_says_what_was_measured_and_what_is_published(tmp_path: Path) -
         ("captured by flat cells", qwen3): ("75%", "15% to 55%"),
         ("captured by random cells", qwen3): ("50%", "77%"),
     }
+
+
+def test_few_documents_make_no_headline(tmp_path: Path) -> None:
+    store, model = Store(tmp_path), "SmolLM2-135M-Instruct-Q4_1"
+    for count, sentences in ((9, 0), (10, 1)):
+        write(LOSS, made_up(count, model, "llama"), store.loss(model), synthetic_store.PROVENANCE)
+        frame = figure.table(store)
+        assert len(loss_page.finding(frame)) == sentences
+        about = " ".join(loss_page.about(frame))
+        assert ("None is given below 10 documents, and no finding in words." in about) == (sentences == 0)
+
+
+@pytest.mark.parametrize("documents", [9, 10, 25])
+def test_the_table_on_the_terminal_is_the_pages(tmp_path: Path, documents: int) -> None:
+    noise = np.random.default_rng(documents).normal(size=6 * documents)
+    frame = made_up(documents).with_columns(pl.col("nats_per_token") + pl.Series(0.3 * noise))
+    write(LOSS, frame, Store(tmp_path).loss("embedded-qwen"), synthetic_store.PROVENANCE)
+    console = Console(width=120, record=True, file=io.StringIO())
+    console.print(in_short.lost(frame))
+    lines = console.export_text().splitlines()
+    assert (in_short.MIN_DOCUMENTS, in_short.RESAMPLES) == (MIN_DOCUMENTS, RESAMPLES)
+    assert ("no interval below 10" in lines[0]) == (documents < 10)
+    for row in figure.table(Store(tmp_path)).iter_rows(named=True):
+        cells = [row["rule"], f"{row['nats']:.4f}"]
+        told = f"{row['difference']:+.4f}"
+        if documents >= 10:
+            told += f" [{row['difference_low']:+.4f}, {row['difference_high']:+.4f}]"
+        cells += ["-"] if row["rule"] == TOP_MASS else told.split()
+        cells.append("-" if row["rule"] in (DENSE, TOP_MASS) else f"{row['captured']:.0%}")
+        assert cells in [line.split() for line in lines]
+
+
+def test_without_balancing_nothing_is_captured() -> None:
+    console = Console(width=120, record=True, file=io.StringIO())
+    console.print(in_short.lost(made_up(3).filter(pl.col("rule") != BALANCING)))
+    assert [line.split()[-1] for line in console.export_text().splitlines() if line.split()[:1] == [FLAT]] == ["-"]
+
+
+def test_the_command_checks_first_and_shows_what_it_wrote(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def said(*arguments: str) -> tuple[object, str, str]:
+        monkeypatch.setattr(sys, "argv", ["eviction", "loss", *arguments, "--data", str(tmp_path)])
+        with pytest.raises(SystemExit) as caught:
+            run(application, "eviction")
+        return (caught.value.code, *capsys.readouterr())
+
+    with monkeypatch.context() as patch:
+        patch.setattr(checkpoints, "find", lambda *_: pytest.fail("a checkpoint was looked for"))
+        code, out, error = said("--length", "64")
+    assert (code, out) == (2, "") and error == "eviction: --length 64: expected at least 66, as rows count from 64\n"
+    arguments = ("--model", "qwen3", "--docs", "1", "--calibration", "1", "--length", "72", "--rules", "balancing")
+    (_, written, _), (_, current, _) = said(*arguments), said(*arguments)
+    assert "embedded-qwen3: 1 document (no interval below 10) of 7 predicted tokens, s = 8" in written
+    assert current.splitlines()[1:] == written.splitlines()[1:]
+    assert "at least 66" in str(said("--help"))
 
 
 def test_a_store_without_losses_has_no_figure_and_no_section(tmp_path: Path) -> None:

@@ -16,7 +16,8 @@ from PIL import Image
 
 from data.command_line import run
 from data.errors import BadInput
-from data.store import Store, write_text
+from data.schema import AUDIT
+from data.store import Store, read, write, write_bytes, write_text
 from figures import style
 from figures.__main__ import application
 from figures.build import PICTURES, build
@@ -437,13 +438,15 @@ def test_hardness_has_a_section_where_its_figure_is_drawn(tmp_path: Path, figure
     assert page.index("Exact over the whole row</h2>") < page.index("Why it is hard</h2>")
     store = synthetic_store.build(tmp_path, MODELS, row_documents=0)
     store.fit("hardness").unlink()
-    assert "hard" not in Tags(render(store, figures)).text
+    text = Tags(render(store, figures)).text
+    assert "Exact Cover" not in text and text.count("hard") == 2 and "why it is hard. Run make hardness" in text
 
 
 def test_the_audit_has_a_section_where_one_was_run(tmp_path: Path, figures: Path, page: str) -> None:
     text = Tags(page).text
     assert 'href="#audit"' in page and '<figure id="audit">' in page
-    assert "24 prompts of 512 tokens" in text and "nominal budget 64 entries a KV head, 12.5% of the full cache" in text
+    assert "24 prompts of 512 tokens" in text
+    assert "nominal budget 64 entries a KV head, 12.5% of the full cache. Every" in text
     assert "Hold the full cache whatever the budget says: snapkv+adakv, masked." in text
     assert "Hold more than it: snapkv+contour, padded (3.20 times)." in text
     assert f"Of {MODELS[0].name} at budget 64, 24 prompts." in text
@@ -452,13 +455,84 @@ def test_the_audit_has_a_section_where_one_was_run(tmp_path: Path, figures: Path
     store = synthetic_store.build(tmp_path, MODELS, row_documents=0, audit=False)
     without = render(store, figures)
     assert "#audit" not in without and "planted" not in Tags(without).text
+    assert "Left out: what each method holds, and what it buys. Run make audit; then make report." in without
+    assert "make loss" not in without  # which was run
+
+
+def test_the_audit_says_what_its_numbers_are(tmp_path: Path, figures: Path) -> None:
+    store = synthetic_store.build(tmp_path, MODELS, row_documents=0)
+    longer = read(AUDIT, store.audit(MODELS[0].name)).with_columns(
+        pl.when("question_seen").then(pl.col("full_bytes") * 1.25).otherwise(pl.col("full_bytes")).alias("full_bytes")
+    )
+    write(AUDIT, longer, store.audit(MODELS[0].name), synthetic_store.PROVENANCE)
+    page = render(store, figures)
+    text = " ".join(Tags(page).text.split())
+    assert "12.5% of the full cache with the question unseen, 10.0% with it seen" in text
+    assert "those hit rates flatter" in text and "the whole prompt is held until then" in text
+    assert text.count("the median of the batches of one process, whatever else the machine did") == 2
+    order = ["visible", "held", "within budget after evicting", "peak", "entries while answering", "cost", "side"]
+    table = page[page.index('aria-label="What each method holds and hits"') :]
+    places = [table.index(f">{heading}</th>") for heading in order]
+    assert "snapkv+<wbr>contour, padded</th>" in table  # a long name may be broken, so that cost is not off the screen
+    assert places == sorted(places)
+    lost = text[text.index("needles lost with the question unseen") :]
+    assert "83%20 of 24" in lost[:120]  # 23 less 3 of 24
+
+
+def test_a_budget_that_holds_all_is_not_said_to_be_broken(tmp_path: Path, figures: Path) -> None:
+    store = synthetic_store.build(tmp_path, MODELS, row_documents=0)
+    for model in MODELS:
+        frame = read(AUDIT, store.audit(model.name)).with_columns(
+            pl.col("score").is_not_null().alias("enforced"), pl.lit(True).alias("holds_full_cache")
+        )
+        write(AUDIT, frame, store.audit(model.name), synthetic_store.PROVENANCE)
+    text = Tags(render(store, figures)).text
+    assert "Hold the full cache" not in text and "Hold more" not in text
+
+
+def test_the_page_of_what_there_is(tmp_path: Path) -> None:
+    whole = synthetic_store.build(tmp_path / "whole", MODELS, budgets=(8,), row_documents=0)
+    commands = {"audit": "Run make audit", "loss": "Run make loss", "hardness": "Run make hardness"}
+    for alone, found in (("audit", whole.audit_files()), ("loss", whole.loss_files()), ("hardness", None)):
+        store = Store(tmp_path / alone)
+        for path in [whole.fit("hardness")] if found is None else found:
+            target = store.root / path.relative_to(whole.root)
+            write_bytes(target, path.read_bytes())
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(style, "save", synthetic_store.quick_save)
+            assert build(store, tmp_path / alone / "figures") == [alone]
+        page = render(store, tmp_path / alone / "figures")
+        assert {stem for stem in commands if f'<figure id="{stem}">' in page} == {alone}
+        assert {stem for stem, command in commands.items() if command in page} == set(commands) - {alone}
+        assert "Run make, or make capture, make enumerate and make analysis" in page
+        for other in ("gallery", "tables", "limits", "published", "glossary", "measured", "ceiling"):
+            assert f'id="{other}"' not in page and f"#{other}" not in page
+        tags = Tags(page).tags
+        assert {str(of["href"])[1:] for _, of in tags if "href" in of} <= {of["id"] for _, of in tags if "id" in of}
+        opened = [tag for tag, _ in tags if tag == "div"]
+        assert len(opened) == page.count("</div>")
+
+
+def test_half_an_analysis_is_refused_whatever_else_there_is(tmp_path: Path, figures: Path) -> None:
+    store = synthetic_store.build(tmp_path, MODELS, row_documents=0)
+    for name in ("ceiling", "penalty", "certified"):
+        content = store.fit(name).read_bytes()
+        store.fit(name).unlink()
+        with pytest.raises(BadInput, match=rf"{name}\.parquet: no such file: .*make analysis"):
+            render(store, figures)
+        write_bytes(store.fit(name), content)
+    for path in store.fit("ceiling").parent.glob("*.parquet"):
+        if path.stem != "certified":
+            path.unlink()
+    with pytest.raises(BadInput, match=r"ceiling\.parquet: no such file"):
+        build(store, tmp_path / "figures")
 
 
 def test_the_peers_answers_stand_beside_ours_where_they_are_of_the_same_prompts(tmp_path: Path, figures: Path) -> None:
     store = synthetic_store.build(tmp_path, MODELS, row_documents=0)
     same = {"model": MODELS[0].name, "press": "snapkv", "budget": 64, "physical_bytes": 50, "full_bytes": 400}
     rows = [
-        same | {"prompt": n, "question_seen": seen, "n_tokens": 512 if seen else 480, "hit": n < (20 if seen else 7)}
+        same | {"prompt": n, "question_seen": seen, "n_tokens": 512 if seen else 480, "hit": n < (21 if seen else 7)}
         for n in range(24)
         for seen in (False, True)
     ]
@@ -466,11 +540,11 @@ def test_the_peers_answers_stand_beside_ours_where_they_are_of_the_same_prompts(
     write_text(store.peer_audit(), json.dumps(answer))
     text = Tags(render(store, figures)).text
     assert "kvpress 0.5.5 holds" in text and "observation window of 32" in text
-    assert "7 of 24" in text and "20 of 24" in text
+    assert "7 of 24" in text and "21 of 24" in text
     for row in rows:
         row["n_tokens"] += 1  # answers to other prompts
     write_text(store.peer_audit(), json.dumps(answer))
-    assert "20 of 24" not in Tags(render(store, figures)).text
+    assert "21 of 24" not in Tags(render(store, figures)).text
     write_text(store.peer_audit(), "{}")
     with pytest.raises(BadInput, match="not an answer of"):
         render(store, figures)
@@ -594,7 +668,8 @@ def test_no_data_is_one_line_and_code_2(
     with pytest.raises(SystemExit) as caught:
         run(application, "figures")
     error = capsys.readouterr().err
-    assert caught.value.code == 2 and error.count("\n") == 1 and "ceiling.parquet: no such file" in error
+    assert caught.value.code == 2 and error.count("\n") == 1 and "nothing was measured yet" in error
+    assert all(command in error for command in ("run make,", "make audit", "make loss"))
     assert not (tmp_path / "out").exists()
 
 
