@@ -69,7 +69,8 @@ def ragged_attention(
     groups = heads // kv_heads
     keys = held.keys.view(batch, kv_heads, longest, -1)
     values = held.values.view(batch, kv_heads, longest, -1)
-    everything = count == 1 and queries.plain and all_seen and len(set(held.lengths)) == 1
+    equal = len(set(held.lengths)) == 1
+    everything = count == 1 and queries.plain and all_seen and equal
     slots = None if everything else held.slots.view(batch, kv_heads, 1, longest)
     log_mass = None if held.mass is None else held.mass.float().log().view(batch, kv_heads, 1, longest)
     # a padding query reads its own slot, so that its row stays finite; no token ever sees it
@@ -78,27 +79,54 @@ def ragged_attention(
     mass_bytes = 0 if log_mass is None else log_mass.nbytes
     for begin in range(0, count, QUERY_BLOCK):
         rows = slice(begin, begin + QUERY_BLOCK)
-        part = query[:, :, rows].reshape(batch, kv_heads, -1, width)  # a KV head's queries, group by group
+        # where the pass's own entries are the last of every cell, those after the block's own no row of it sees
+        end = longest - max(0, count - begin - QUERY_BLOCK) if equal and queries.real is None else longest
+        key, value = keys[:, :, :end], values[:, :, :end]
         visible = None
         if slots is not None:
             first, last = queries.first[:, None, rows, None], queries.last[:, None, rows, None]
-            visible = (slots >= first) & (slots <= last)
+            visible = (slots[..., :end] >= first) & (slots[..., :end] <= last)
             if nothing is not None:
                 visible |= nothing[:, None, rows, None]
-            visible = visible[:, :, None].expand(-1, -1, groups, -1, -1).reshape(batch, kv_heads, -1, longest)
-            mask_bytes = max(mask_bytes, visible.nbytes)
+        part = query[:, :, rows].reshape(batch, kv_heads, groups, -1, width)
         if softcap is None and log_mass is None:
-            output = scaled_dot_product_attention(part, keys, values, attn_mask=visible, scale=scale)
+            output, made = _by_torch(part, key, value, visible, scale)
         else:
-            shown = visible if visible is not None else torch.ones((), dtype=torch.bool, device=keys.device)
+            part = part.flatten(2, 3)  # a KV head's queries, group by group
+            shown, made = torch.ones((), dtype=torch.bool, device=keys.device), 0
+            if visible is not None:
+                shown = visible[:, :, None].expand(-1, -1, groups, -1, -1).reshape(batch, kv_heads, -1, end)
+                made = shown.nbytes
             if log_mass is None:
-                output = emitted_weights(part, keys, shown, scale, softcap) @ values
+                output = emitted_weights(part, key, shown, scale, softcap) @ value
             else:
-                output = _weights(part, keys, shown, scale, softcap, log_mass) @ values
+                output = _weights(part, key, shown, scale, softcap, log_mass[..., :end]) @ value
+        mask_bytes = max(mask_bytes, made)
         if basis is not None:
             output = basis.decoded(output.flatten(0, 1))
         outputs.append(output.reshape(batch, heads, -1, output.shape[-1]))
     return torch.cat(outputs, dim=2).transpose(1, 2).contiguous(), mask_bytes + mass_bytes
+
+
+def _by_torch(
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, visible: torch.Tensor | None, scale: float
+) -> tuple[torch.Tensor, int]:
+    """Attention (B, K, G * T, dv) of query (B, K, G, T, d) by torch's kernel, and the bytes of the mask made for it.
+
+    visible (B, K, T, L) bool, None: everything. The mask is made of numbers here: of booleans the kernel makes it anew
+    for each query head.
+    """
+    mask = None
+    if visible is not None:
+        mask = torch.where(visible, query.new_zeros(()), query.new_full((), -torch.inf))
+    made = 0 if mask is None else mask.nbytes
+    if query.shape[3] == 1:  # the group's query heads are rows of one product
+        return scaled_dot_product_attention(query.flatten(2, 3), key, value, attn_mask=mask, scale=scale), made
+    batch, kv_heads, groups = query.shape[:3]
+    keys, values = (x.flatten(0, 1)[:, None].expand(-1, groups, -1, -1) for x in (key, value))
+    by_head = None if mask is None else mask.flatten(0, 1)[:, None]
+    output = scaled_dot_product_attention(query.flatten(0, 1), keys, values, attn_mask=by_head, scale=scale)
+    return output.reshape(batch, kv_heads, -1, output.shape[-1]), made
 
 
 def _weights(

@@ -125,25 +125,45 @@ class Rows:
         """The rows with storage of their own, so that they keep nothing else alive."""
         return replace(self, queries=self.queries.clone(), positions=self.positions.clone(), first=self.first.clone())
 
-    def logits(self, cells: Cells, dtype: torch.dtype = torch.float32) -> torch.Tensor:
-        """(B, K, G, T, L) logits of the rows over the held entries, in dtype, -inf where a row does not see one."""
-        batch, heads, rows, _ = self.queries.shape
+    def logits(
+        self, cells: Cells, dtype: torch.dtype = torch.float32, among: torch.Tensor | None = None
+    ) -> torch.Tensor:
+        """(B, K, G, T, L) logits of the rows over the held entries, in dtype, -inf where a row does not see one.
+
+        among (B, K, L) bool: the entries that rows see at all; None: all.
+        """
+        batch, heads, rows, width = self.queries.shape
         if rows == 0:
             raise BadInput(f"layer {cells.layer}: no query rows to weigh with: rows_needed() said that none are read")
         kv_heads = cells.keys.shape[1]
-        queries = self.queries.to(dtype).reshape(batch, kv_heads, heads // kv_heads, rows, -1)
-        logits = queries @ cells.keys.to(dtype)[:, :, None].transpose(-1, -2) * self.scale
+        queries = self.queries.to(dtype).reshape(batch, kv_heads, -1, width)
+        logits = (queries @ cells.keys.to(dtype).mT).mul_(self.scale)
         if self.softcap is not None:
-            logits = torch.tanh(logits / self.softcap) * self.softcap
+            logits = logits.div_(self.softcap).tanh_().mul_(self.softcap)
+        logits = logits.view(batch, kv_heads, heads // kv_heads, rows, -1)
         if cells.log_mass is not None:
-            logits = logits + cells.log_mass[:, :, None, None].to(dtype)
-        return logits.masked_fill(~self.visible(cells)[:, :, None], -torch.inf)
+            logits += cells.log_mass[:, :, None, None].to(dtype)
+        from_here = self._certain(cells, among)  # the first entries are seen by all rows: most of a long context
+        visible = self.visible(cells, from_here)
+        if among is not None:
+            visible &= among[:, :, None, from_here:]
+        logits[..., from_here:].masked_fill_(~visible[:, :, None], -torch.inf)
+        return logits
 
-    def visible(self, cells: Cells) -> torch.Tensor:
-        """(B, K, T, L) bool: which held entries each row sees: not after itself, and inside its window."""
-        entries = cells.positions[:, :, None, :]
+    def visible(self, cells: Cells, begin: int = 0) -> torch.Tensor:
+        """(B, K, T, L - begin) bool: which held entries, from number `begin` of a cell on, each row sees: not after
+        itself, and inside its window."""
+        entries = cells.positions[:, :, None, begin:]
         mine = self.positions[:, None, :, None]
-        return (entries >= self.first[:, None, :, None]) & (entries <= mine) & cells.held[:, :, None, :]
+        return (entries >= self.first[:, None, :, None]) & (entries <= mine) & (entries >= 0)
+
+    def _certain(self, cells: Cells, among: torch.Tensor | None) -> int:
+        """How many entries from the first on every row of every cell sees."""
+        earliest, latest = self.first.amax(1)[:, None, None], self.positions.amin(1)[:, None, None]
+        sure = (cells.positions >= earliest) & (cells.positions <= latest) & cells.held
+        if among is not None:
+            sure &= among
+        return int(sure.all(0).all(0).long().cumprod(0).sum())
 
     def weights(self, cells: Cells) -> torch.Tensor:
         """(B, K, G, T, L) float32 attention weights, the model's own softmax over what is held; 0 for padding rows."""

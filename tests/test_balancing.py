@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 from data import BadInput
 from eviction import Decode, evict
 from eviction.method import Cells, ContextRows
-from eviction.selection.balancing import Balancing, steps_of
+from eviction.selection.balancing import Balancing
+from eviction.selection.balancing import weights_of as weights_and_outputs
 from eviction.selection.top_mass import TopMass
 from solvers import Instance, balancing
 from tests.test_run import small_model
@@ -137,12 +138,15 @@ def test_groups_of_rows_are_swapped_as_in_loops(
         assert squared_error(weights, values, found) <= squared_error(weights, values, start) * (1 + SAME) + NOISE
 
 
-def test_steps_sum_to_zero_and_weights_to_one() -> None:
+def test_weights_sum_to_one_and_outputs_are_their_means() -> None:
     cells = cells_with_rows(np.random.default_rng(0), [[7, 4], [5, 6]], groups=2, rows=2)
     assert cells.rows is not None
-    weights, steps = steps_of(cells, cells.rows)
+    weights, _, outputs = weights_and_outputs(cells, cells.rows)
     assert torch.allclose(weights.sum(-1), torch.ones_like(weights.sum(-1)))
-    assert float(steps.sum(-2).abs().max()) < 1e-14
+    for b, h in np.ndindex(2, 2):
+        n = int(cells.lengths[b, h])
+        expected = weights_of(cells, b, h) @ cells.values[b, h, :n].double().numpy()
+        assert np.allclose(outputs[b, h].numpy(), expected, rtol=1e-12)
 
 
 def test_a_row_of_padding_has_no_say() -> None:

@@ -309,7 +309,9 @@ def test_what_a_question_raised_is_lowered_again(model: PreTrainedModel) -> None
             feed(run, [[5] * 4])
         with run.question():
             feed(run, [[5] * 4])
-        with pytest.raises(BudgetExceeded, match="15 entries a KV head held on average, the budget allows 10 and 4 to spare"):
+        with pytest.raises(
+            BudgetExceeded, match="15 entries a KV head held on average, the budget allows 10 and 4 to spare"
+        ):
             feed(run, [[5] * 5])
 
 

@@ -46,7 +46,11 @@ PART = python_of_the_readme("# eviction/scores/value_norm.py")
     ("name", "text", "message"),
     [
         ("value_norm", PART, None),
-        ("a_copy", PART.replace('"value_norm"', '"knorm"'), r"a_copy: its name, 'knorm', is eviction\.scores\.knorm's already"),
+        (
+            "a_copy",
+            PART.replace('"value_norm"', '"knorm"'),
+            r"a_copy: its name, 'knorm', is eviction\.scores\.knorm's already",
+        ),
         (
             "a_plain",
             PART.replace("@dataclass(frozen=True)", ""),

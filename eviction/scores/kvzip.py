@@ -17,7 +17,7 @@ NO_TEMPLATE = "\n"  # between a request and its answer, for a model that was tau
 OVERLAP = 8  # tokens of the chunk before that a later chunk's request quotes
 
 OBSERVED = "reconstruction"
-ROWS = 256  # query rows whose weights are in memory at once
+ROWS = 64  # query rows whose weights are in memory at once
 
 
 @dataclass(frozen=True)
@@ -105,9 +105,12 @@ class KVzip(Reconstruction):
         largest = torch.zeros(positions.shape, device=device)
         for begin in range(0, rows.queries.shape[2], ROWS):
             some = rows.between(begin, begin + ROWS)
-            logits = some.logits(looked_at).masked_fill(~among[:, :, None, None], -torch.inf)
-            weights = torch.where(some.visible(looked_at)[:, :, None], torch.softmax(logits, dim=-1), 0.0)
-            largest = torch.maximum(largest, weights.flatten(2, 3).amax(2))
+            # entries come in the order of their positions: those after the block's rows are the last
+            seen = int(((positions >= 0) & (positions <= some.positions.max())).any(0).any(0).sum())
+            weights = torch.softmax(some.logits(looked_at.first(seen), among=among[..., :seen]), dim=-1)
+            if bool((some.positions < 0).any()):  # a row of padding sees nothing
+                weights = weights.nan_to_num_(0.0)
+            largest[..., :seen] = torch.maximum(largest[..., :seen], weights.flatten(2, 3).amax(2))
         noted = cells.memory.get(OBSERVED)
         noted = torch.zeros(batch, kv_heads, int(own.max()), device=device) if noted is None else noted.clone()
         at = torch.where(chunk, positions, 0)

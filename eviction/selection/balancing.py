@@ -69,7 +69,7 @@ class Balancing(Selector):
         if inside == 0 or outside <= 0:
             return keep_best(scores, counts)
         order, protected = best_first(scores)
-        weights, steps = steps_of(cells, cells.rows.last(self.rows))
+        weights, values, outputs = weights_of(cells, cells.rows.last(self.rows))
         kept, offered = order[..., :inside], counts[..., None] + torch.arange(outside, device=counts.device)
         offered = order.gather(-1, offered.clamp(max=order.shape[-1] - 1))
         number = torch.arange(max(inside, outside), device=counts.device)
@@ -81,7 +81,8 @@ class Balancing(Selector):
             movable=(real & (number[:inside] >= protected)).flatten(0, 1),
             there=(number[:outside] < free[..., None]).flatten(0, 1),
             weights=weights.flatten(0, 1),
-            steps=steps.flatten(0, 1),
+            values=values.flatten(0, 1),
+            outputs=outputs.flatten(0, 1),
         )
         chosen = swap.settled().view(*counts.shape, inside)
         # what only fills a shorter cell up is written to a column of its own
@@ -90,24 +91,23 @@ class Balancing(Selector):
         return blank.scatter(-1, chosen, True)[..., :-1]
 
 
-def steps_of(cells: Cells, rows: Rows) -> tuple[torch.Tensor, torch.Tensor]:
-    """Weights w (B, K, R, L) and steps w_j (v_j - mu) (B, K, R, L, dv) of R = group * rows rows, float64.
+def weights_of(cells: Cells, rows: Rows) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Weights w (B, K, R, L), values v (B, K, L, dv) and outputs mu (B, K, R, dv) of R = group * rows rows, float64.
 
-    Zero where a row does not see an entry, and in rows of padding.
+    Weights are zero where a row does not see an entry, and in rows of padding; values where nothing is held.
     """
     visible = rows.visible(cells)[:, :, None]
     weights = torch.softmax(rows.logits(cells, torch.float64), dim=-1)
     weights = torch.where(visible, weights, 0.0).flatten(2, 3)
-    values = torch.where(cells.held[..., None], cells.values, 0.0).double()[:, :, None]
-    steps = weights[..., None] * (values - weights[..., None, :] @ values)
-    return weights, steps
+    values = torch.where(cells.held[..., None], cells.values, 0.0).double()
+    return weights, values, weights @ values
 
 
 class _Swaps:
     """Swaps in C cells at once.
 
     kept (C, n), offered (C, m): entries. real (C, n), there (C, m): which are, and do not only fill a cell up. movable
-    (C, n): which may leave. weights (C, R, L), steps (C, R, L, dv): of all entries.
+    (C, n): which may leave. weights (C, R, L), values (C, L, dv): of all entries. outputs (C, R, dv): of the rows.
     """
 
     def __init__(
@@ -118,14 +118,19 @@ class _Swaps:
         movable: torch.Tensor,
         there: torch.Tensor,
         weights: torch.Tensor,
-        steps: torch.Tensor,
+        values: torch.Tensor,
+        outputs: torch.Tensor,
     ) -> None:
         self.kept, self.offered, self.n_entries = kept.clone(), offered.clone(), weights.shape[-1]
         self.possible = movable[:, :, None] & there[:, None, :]
-        self.w_in, self.w_out = (_taken(weights[..., None], at)[..., 0] for at in (kept, offered))
-        self.a_in, self.a_out = _taken(steps, kept), _taken(steps, offered)
+        self.w_in, self.w_out = (weights.gather(2, _rows(at, weights.shape[1])) for at in (kept, offered))
         self.w_in *= real[:, None]
-        self.a_in *= real[:, None, :, None]
+        # the steps w_j (v_j - mu)
+        self.a_in, self.a_out = (
+            w[..., None]
+            * (values.gather(1, at[..., None].expand(-1, -1, values.shape[-1]))[:, None] - outputs[:, :, None])
+            for w, at in ((self.w_in, kept), (self.w_out, offered))
+        )
         # a row of padding has no output to keep
         self.counts = (weights.sum(-1) > 0)[:, :, None, None]
 
@@ -176,7 +181,6 @@ def _squares(square: torch.Tensor, mass: torch.Tensor, counts: torch.Tensor) -> 
     return torch.where(counts, torch.where(mass > 0, square / mass.square(), math.inf), 0.0).sum(1)
 
 
-def _taken(tensor: torch.Tensor, at: torch.Tensor) -> torch.Tensor:
-    """(C, R, n, d) of (C, R, L, d) at (C, n)."""
-    index = at[:, None, :, None].expand(-1, tensor.shape[1], -1, tensor.shape[3])
-    return tensor.gather(2, index)
+def _rows(at: torch.Tensor, rows: int) -> torch.Tensor:
+    """(C, R, n) of (C, n): the same in every row."""
+    return at[:, None].expand(-1, rows, -1)
