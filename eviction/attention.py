@@ -138,9 +138,9 @@ def _weights(
     log_mass: torch.Tensor,
 ) -> torch.Tensor:
     """emitted_weights with log_mass (..., 1, m) float32 added to the logits; (..., n, m)."""
-    logits = query @ key.transpose(-1, -2) * scale
+    # float32: in bf16 the logarithm of a few hundred is off by a hundredth, and so is the logit that it is added to
+    logits = query.float() @ key.float().transpose(-1, -2) * scale
     if softcap is not None:
         logits = torch.tanh(logits / softcap) * softcap
-    # float32 from here on: in bf16 the logarithm of a few hundred is off by a hundredth
     logits = (logits + log_mass).masked_fill(~visible, -torch.inf)
     return torch.softmax(logits, dim=-1, dtype=torch.float32).to(query.dtype)

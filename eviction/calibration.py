@@ -25,6 +25,10 @@ TEXT, TRACES, GENERATED = "text", "traces", "generated"  # what statistics are o
 TOGETHER = 8  # traces that are generated in one batch
 
 
+LEAST_TEMPERATURE = 1e-3  # below it logits divided by it overflow
+MOST_SEED = 2**62  # torch takes 64 bits, and the batches' seeds follow this one
+
+
 @dataclass(frozen=True)
 class Generation:
     """How traces are made: up to `tokens` new tokens after each document.
@@ -40,7 +44,9 @@ class Generation:
         """Raises BadInput for numbers that mean nothing."""
         check_whole("calibrate", "generate", self.tokens, least=1)
         check_number("calibrate", "temperature", self.temperature, least=0)
-        check_whole("calibrate", "seed", self.seed, least=0)
+        if 0 < self.temperature < LEAST_TEMPERATURE:
+            raise BadInput(f"calibrate: temperature={self.temperature}: expected 0 or at least {LEAST_TEMPERATURE}")
+        check_whole("calibrate", "seed", self.seed, least=0, most=MOST_SEED)
 
 
 @dataclass(frozen=True, eq=False)
@@ -181,7 +187,7 @@ def traces_of(model: PreTrainedModel, prompts: Sequence[torch.Tensor], generatio
     ends = torch.tensor(model.generation_config.eos_token_id or [], dtype=torch.int64, device=model.device).flatten()
     options: dict[str, Any] = {"do_sample": False}
     if generation.temperature > 0:
-        options = {"do_sample": True, "temperature": generation.temperature, "top_k": 0, "top_p": 1.0}
+        options = {"do_sample": True, "temperature": float(generation.temperature), "top_k": 0, "top_p": 1.0}
     found: list[torch.Tensor] = []
     for start in range(0, len(prompts), TOGETHER):
         batch = torch.stack(list(prompts[start : start + TOGETHER])).to(model.device)
@@ -224,7 +230,10 @@ def calibrated(
     text that is too short, and a checkpoint that cannot be read.
     """
     new = 0 if generation is None else generation.tokens
-    length = source.length - new if length is None else length
+    if length is None:
+        length = source.length - new
+        if length < skip + 2:
+            raise BadInput(f"--generate {new}: {source.label}'s documents have {source.length} tokens: give --length")
     check_numbers(dtype, ("docs", docs, 1), ("skip", skip, 0), ("length", length, skip + 2))
     if generation is None:
         texts = texts_of(source, files, docs, length)

@@ -23,7 +23,7 @@ from eviction.method import (
     Selector,
     State,
 )
-from eviction.ragged import Padded, Page, RaggedCache, RaggedLayer, unique_bytes
+from eviction.ragged import Padded, Page, RaggedCache, RaggedLayer
 from eviction.rotary import Rotary
 
 SCOPES = get_args(Scope)
@@ -126,12 +126,6 @@ class Compressor:
             began = self._clock()
             self._needed(number, rows, need, more_to_come=True)
             self.seconds += self._clock() - began
-
-    @property
-    def row_bytes(self) -> int:
-        """Bytes of the query rows kept from one chunk to the next."""
-        kept = [tensor for rows in self._rows.values() for tensor in (rows.queries, rows.positions, rows.first)]
-        return unique_bytes(kept)
 
     def weigh(self, number: int, rows: AnyRows, more_to_come: bool) -> None:
         """Score layer `number`; rows are those of this pass, and the score may need earlier ones.

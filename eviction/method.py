@@ -95,6 +95,11 @@ class Rows:
     scale: float
     softcap: float | None
 
+    @property
+    def tensors(self) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """What they store."""
+        return self.queries, self.positions, self.first
+
     def last(self, n: int) -> Self:
         """The n latest rows (all, if there are fewer)."""
         return self.between(max(0, self.queries.shape[2] - n), None)

@@ -3,6 +3,8 @@
 import math
 from collections.abc import Sequence
 
+from transformers import PreTrainedTokenizerBase
+
 from data import BadInput
 
 
@@ -31,3 +33,11 @@ def check_flag(what: str, option: str, value: object) -> None:
     """Raises BadInput unless the value is True or False."""
     if not isinstance(value, bool):
         raise BadInput(f"{what}: {option}={value}: expected true or false")
+
+
+def check_tokenizer(what: str, tokenizer: object) -> None:
+    """Raises BadInput unless it is a tokenizer of transformers, and not its name."""
+    if not isinstance(tokenizer, PreTrainedTokenizerBase):
+        raise BadInput(
+            f"{what}: tokenizer {tokenizer!r}: expected a tokenizer, such as AutoTokenizer.from_pretrained makes"
+        )

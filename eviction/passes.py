@@ -17,7 +17,7 @@ from eviction.cadence import Decode, refuse_pinned
 from eviction.compression import AnyRows, Compressor, Method, no_rows, rows_of
 from eviction.ledger import Ledger, Phase, Step
 from eviction.method import Anchors, ContextAndQuestionRows, ContextRows, Reconstruction, Replay, Schedule, named
-from eviction.ragged import LayerShape, LayerState, Padding, RaggedCache, Storage, padded, page_of, unique_bytes
+from eviction.ragged import LayerShape, LayerState, Padding, RaggedCache, Storage, padded, page_of
 from eviction.rotary import rotary_of
 from eviction.support import CACHE_NAMES, output_weight_of
 
@@ -106,8 +106,12 @@ class Passes:
     @property
     def side_bytes(self) -> int:
         """Bytes of everything else that is kept for the cache: slots, padding, what the score remembers, query rows."""
-        written = [text for text in (self._written, *(was.written for was in self.snapshots)) if text is not None]
-        return self.cache.side_data(self._fallbacks) + self.compressor.row_bytes + unique_bytes(written)
+        written = [self._written, *(was.written for was in self.snapshots)]
+        rows = [self.compressor.rows(), *(was.rows for was in self.snapshots)]
+        beside = [tensor for by_layer in rows for mine in by_layer.values() for tensor in mine.tensors]
+        beside += [text for text in written if text is not None]
+        beside += [tensor for was in self.snapshots for tensor in was.padding.tensors]
+        return self.cache.side_data(self._fallbacks, beside)
 
     def check_whole(self) -> None:
         """Raises BadInput after a pass that did not end."""
@@ -182,20 +186,28 @@ class Passes:
         finally:
             self._asked = False
 
-    def repeat(self, times: int) -> None:
-        """Hold every sequence `times` times, for beams or several answers to one question."""
+    def repeat(self, times: int, of_a_context: bool) -> None:
+        """Hold every sequence `times` times, for beams or several answers; a context alone only in a question."""
         if times == 1:
             return
-        if not self.snapshots:
+        if of_a_context and not self.snapshots:
             raise BadInput("beams or several answers after a context: expected inside run.question()")
         order = torch.arange(self.batch, device=self._model.device).repeat_interleave(times)
         self.batch *= times
         self.cache.reorder_cache(order)
 
+    def repeat_undone(self, times: int) -> None:
+        """Hold again every sequence once."""
+        if times > 1:
+            order = torch.arange(0, self.batch, times, device=self._model.device)
+            self.batch //= times
+            self.cache.reorder_cache(order)
+
     def _reorder(self, order: torch.Tensor) -> None:
         """The cache's sequences were reordered; so is what is kept beside it."""
         self.compressor.reorder(order)
         self._account.reorder(order.tolist())
+        self._text = [fed[order.to(fed.device)] for fed in self._text]
         if self._written is not None:
             self._written = self._written[order.to(self._written.device)]
         for number, layer in enumerate(self.cache.layers):

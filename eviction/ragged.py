@@ -340,13 +340,14 @@ class RaggedCache(Cache):
         pages = [page for layer in layers for page in layer.pages]
         return unique_bytes(tensor for page in pages for tensor in (page.keys, page.values))
 
-    def side_data(self, more: Iterable[LayerState] = ()) -> int:
-        """Bytes of the unique storages of all else that is kept: slots, masses, bases, padding, scores' memory."""
+    def side_data(self, more: Iterable[LayerState] = (), tensors_beside: Iterable[torch.Tensor] = ()) -> int:
+        """Bytes of the unique storages of all else that is kept: slots, masses, bases, padding, scores' memory, and
+        whatever tensors the caller keeps beside the cache."""
         layers: list[RaggedLayer | LayerState] = [*self.layers, *more]
         tensors = [tensor for layer in layers for page in layer.pages for tensor in page.tensors[2:]]
         tensors += [tensor for layer in layers if layer.basis is not None for tensor in layer.basis.tensors]
-        tensors += [tensor for layer in self.layers for tensor in layer.memory.values()]
-        return unique_bytes([*tensors, *self.padding.tensors])
+        tensors += [tensor for layer in layers for tensor in layer.memory.values()]
+        return unique_bytes([*tensors, *self.padding.tensors, *tensors_beside])
 
 
 @dataclass

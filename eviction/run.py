@@ -240,26 +240,42 @@ class Run:
         mask = _mask_like(options.pop("attention_mask", None), ids)
         if options.get("prefill_chunk_size") is not None:
             raise BadInput("prefill_chunk_size: expected chunk=, which evicts after every chunk")
-        past = self.cache.padding
-        if past.slots:
-            self._passes.repeat(max(options.get("num_beams", 1) or 1, options.get("num_return_sequences", 1) or 1))
+        times = max(_count(options, "num_beams"), _count(options, "num_return_sequences"))
+        read_before = self.cache.padding.slots > 0
         reading = self._passes.answering()
-        if chunk is not None and past.slots == 0 and ids.shape[1] > chunk:
-            # the last chunk is left for the model's generate(), which must feed something
-            cut = (ids.shape[1] - 1) // chunk * chunk
-            head = None if mask is None else mask[:, :cut]
-            self._prefill(ids[:, :cut], head, chunk, ContextAndQuestionRows, more_to_come=True)
-            ids, mask = ids[:, cut:], None if mask is None else mask[:, cut:]
-            reading = self._passes.reading(ContextAndQuestionRows)
-        new = torch.ones_like(ids) if mask is None else mask.to(ids)
+        if read_before and ids.shape[0] != self._passes.batch:
+            raise BadInput(f"{ids.shape[0]} sequences fed to a cache of {self._passes.batch}: they must be the same")
+        if chunk is not None:
+            check_whole("generate", "chunk", chunk, least=1)
+            if read_before:
+                raise BadInput("generate: chunk= is for a whole prompt: what follows a context is read in one pass")
+            ids, mask = _without_common_padding(ids, mask)
+            if ids.shape[1] > chunk:
+                # the last chunk is left for the model's generate(), which must feed something
+                cut = (ids.shape[1] - 1) // chunk * chunk
+                head = None if mask is None else mask[:, :cut]
+                self._prefill(ids[:, :cut], head, chunk, ContextAndQuestionRows, more_to_come=True)
+                ids, mask = ids[:, cut:], None if mask is None else mask[:, cut:]
+                reading = self._passes.reading(ContextAndQuestionRows)
         past = self.cache.padding
-        before = new.new_ones(ids.shape[0], past.slots)
-        if past.real is not None:
-            before = past.real[:: past.real.shape[0] // ids.shape[0]].to(new)
-        whole = torch.cat([before, new], dim=1)
+        slots, lines = past.slots, past.real
+        new = torch.ones_like(ids) if mask is None else mask.to(ids)
+        before = new.new_ones(ids.shape[0], slots) if lines is None else lines.to(new)
+        if slots:
+            self._passes.repeat(times, of_a_context=read_before)
         options = {"do_sample": False, **options}
-        with reading:
-            out = self.model.generate(ids, attention_mask=whole, cache=self.cache, **options)  # type: ignore[operator]
+        try:
+            with reading:
+                out = self.model.generate(  # type: ignore[operator]
+                    ids, attention_mask=torch.cat([before, new], dim=1), cache=self.cache, **options
+                )
+        except Exception:
+            if slots and self.cache.padding.slots == slots:  # an option was refused before anything was fed
+                if read_before:
+                    self._passes.repeat_undone(times)
+                else:
+                    self._passes.reset()
+            raise
         if isinstance(out, torch.Tensor):
             return out[:, ids.shape[1] :]
         out.sequences = out.sequences[:, ids.shape[1] :]
@@ -284,9 +300,10 @@ class Run:
     ) -> torch.Tensor:
         ids = _two_dimensional(ids).to(self.model.device)
         self._check_open()
+        attention_mask = _mask_like(attention_mask, ids)
         if chunk is not None:
             check_whole("prefill", "chunk", chunk, least=1)
-        attention_mask = _mask_like(attention_mask, ids)
+            ids, attention_mask = _without_common_padding(ids, attention_mask)
         if self._passes.snapshots:
             raise BadInput("prefill() inside question(): a context is read outside")
         self.reset()
@@ -309,6 +326,23 @@ class Run:
         states = output.logits if "logits" in output else output.last_hidden_state
         last: torch.Tensor = states[:, -1]
         return last
+
+
+def _count(options: dict[str, Any], name: str) -> int:
+    """A number among the options of generate(): 1 if it is not there."""
+    count = options.get(name)
+    if count is None:
+        return 1
+    check_whole("generate", name, count, least=1)
+    return int(count)
+
+
+def _without_common_padding(ids: torch.Tensor, mask: torch.Tensor | None) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """Ids and mask from the first column on in which some sequence has a token: a chunk of padding alone holds none."""
+    if mask is None:
+        return ids, None
+    begin = int((mask != 0).any(0).long().argmax())
+    return ids[:, begin:], mask[:, begin:]
 
 
 def _two_dimensional(ids: torch.Tensor) -> torch.Tensor:

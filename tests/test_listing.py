@@ -2,7 +2,9 @@
 
 import re
 import sys
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -10,8 +12,11 @@ import torch
 import eviction.scores
 from data import BadInput
 from eviction import evict
+from eviction.calibration import Generation
+from eviction.decoding.state_lines import StateLines
 from eviction.listing import markdown, parts
 from eviction.method import Score, listed
+from eviction.scores.kvzip import KVzip
 from tests.test_run import small_model
 
 README = Path(__file__).resolve().parent.parent / "README.md"
@@ -74,3 +79,24 @@ def test_a_file_of_ones_own_is_listed_or_refused_by_name(
         with pytest.raises(BadInput, match=message):
             listed(Score)
     sys.modules.pop(f"eviction.scores.{name}", None)
+
+
+@pytest.mark.parametrize("asking", [StateLines.asking, KVzip.asking])
+@pytest.mark.parametrize("wrong", [None, "qwen"])
+def test_a_name_is_no_tokenizer(asking: Callable[[Any], object], wrong: Any) -> None:
+    with pytest.raises(BadInput, match=f"tokenizer {wrong!r}: expected a tokenizer"):
+        asking(wrong)
+
+
+@pytest.mark.parametrize(
+    ("numbers", "message"),
+    [
+        ({"temperature": 1e-40}, "expected 0 or at least 0.001"),
+        ({"temperature": -1}, "temperature=-1"),
+        ({"seed": 10**20}, "seed=100000000000000000000"),
+        ({"tokens": 0}, "generate=0"),
+    ],
+)
+def test_generation_of_traces_is_checked(numbers: dict[str, Any], message: str) -> None:
+    with pytest.raises(BadInput, match=message):
+        Generation(**{"tokens": 4, **numbers})

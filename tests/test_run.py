@@ -642,6 +642,88 @@ def test_a_whole_prompt_in_chunks_is_evicted_from_to_its_end(name: str) -> None:
         assert as_lists(run.kept) == as_lists(kept)
 
 
+@pytest.mark.parametrize("score", ["snapkv:window=4", "kvzip"])
+@pytest.mark.parametrize("options", [{"num_beams": 3}, {"num_return_sequences": 2, "do_sample": True, "seed": 7}])
+def test_several_answers_to_a_prompt_in_chunks(score: str, options: dict[str, Any]) -> None:
+    """As to a prompt that is read at once, for a budget that evicts nothing."""
+    model, ids = small_model("llama"), torch.arange(2, 49)
+    options = dict(options)
+    seed, answers = options.pop("seed", 0), []
+    for chunk in (None, 10):
+        with evict(model, score, budget=60) as run:
+            torch.manual_seed(seed)
+            answers.append(run.generate(ids, chunk=chunk, max_new_tokens=4, pad_token_id=0, **options))
+    assert torch.equal(*answers)
+
+
+def test_an_option_that_is_refused_leaves_things_as_they_were() -> None:
+    model, ids, asked = small_model("llama"), torch.arange(2, 49), torch.arange(3, 9)
+    with evict(model, "snapkv:window=4", budget=12) as run:
+        expected = run.generate(ids, chunk=16, max_new_tokens=4)
+        run.reset()
+        with pytest.raises(ValueError, match="max_new_token"):
+            run.generate(ids, chunk=16, max_new_token=5)
+        assert torch.equal(run.generate(ids, chunk=16, max_new_tokens=4), expected)
+        run.reset()
+        run.prefill(ids)
+        with run.question():
+            with pytest.raises(ValueError, match="max_new_token"):
+                run.generate(asked, num_beams=2, max_new_token=5)
+            first = run.generate(asked, num_beams=2, max_new_tokens=3)
+        with run.question():
+            assert torch.equal(run.generate(asked, num_beams=2, max_new_tokens=3), first)
+
+
+@pytest.mark.parametrize("score", ["knorm", "snapkv:window=4", "h2o", "kvzip"])
+def test_padding_that_all_lines_share_is_no_chunk(score: str) -> None:
+    model, ids = small_model("llama"), torch.randint(2, 97, (2, 50), generator=torch.Generator().manual_seed(0))
+    mask = torch.ones_like(ids)
+    mask[0, :35], mask[1, :31] = 0, 0
+    with evict(model, score, budget=6) as run:
+        run.prefill(ids, mask, chunk=10)
+        kept = [run.kept_of(b) for b in range(2)]
+        run.reset()
+        run.generate(ids, attention_mask=mask, chunk=10, max_new_tokens=1, pad_token_id=0)
+        run.reset()
+        run.prefill(ids[:, 31:], mask[:, 31:], chunk=10)
+        assert [as_lists(run.kept_of(b)) for b in range(2)] == [as_lists(x) for x in kept]
+
+
+def test_numbers_of_generate_are_checked() -> None:
+    model, ids = small_model("llama"), torch.randint(2, 97, (3, 40), generator=torch.Generator().manual_seed(0))
+    mask = torch.ones_like(ids)
+    mask[0, :9] = 0
+    with evict(model, "snapkv:window=4", budget=8) as run:
+        for wrong in (0, -1, 2.5, "a", True):
+            with pytest.raises(BadInput, match=f"generate: chunk={wrong}"):
+                run.generate(ids, chunk=wrong)  # type: ignore[arg-type]
+            with pytest.raises(BadInput, match=f"generate: num_beams={wrong}"):
+                run.generate(ids, num_beams=wrong)
+        run.prefill(ids, mask)
+        with run.question():
+            for lines in (2, 4):
+                with pytest.raises(BadInput, match=f"{lines} sequences fed to a cache of 3"):
+                    run.generate(torch.full((lines, 3), 7), max_new_tokens=2)
+            with pytest.raises(BadInput, match="chunk= is for a whole prompt"):
+                run.generate(torch.full((3, 3), 7), chunk=2)
+
+
+@pytest.mark.parametrize("score", ["h2o", "snapkv:window=16", "knorm"])
+def test_side_bytes_count_what_a_question_will_fall_back_to(score: str) -> None:
+    with evict(small_model("llama"), score, budget=20, decode=Decode()) as run:
+        run.prefill(torch.arange(2, 62))
+        layers = run.cache.layers
+        before = run.side_bytes
+        memory = sum(tensor.nbytes for layer in layers for tensor in layer.memory.values())
+        with run.question():
+            run.generate(torch.tensor([[5]]), min_new_tokens=30, max_new_tokens=30, pad_token_id=0)
+            slots = sum(page.slots.nbytes for layer in layers for page in layer.pages)
+            mine = slots + sum(tensor.nbytes for layer in layers for tensor in layer.memory.values())
+            assert run.side_bytes >= before + mine
+            assert (memory > 0) == (score == "h2o")
+        assert run.side_bytes == before
+
+
 def test_generate_returns_what_was_asked_for() -> None:
     model, ids = small_model("llama"), torch.arange(2, 22)
     with evict(model, Noise(), Slanted(), Highest(), budget=6) as run:

@@ -14,7 +14,7 @@ from transformers import AttentionInterface, AttentionMaskInterface, DynamicCach
 from transformers.masking_utils import eager_mask
 
 from data import BadInput
-from eviction import Budget, Decode, evict
+from eviction import Budget, Decode, attention, evict
 from eviction.basis import Basis, fit
 from eviction.method import Cells, Rows, State
 from eviction.ragged import Page, joined, padded
@@ -654,3 +654,13 @@ def test_what_does_not_fit_is_one_clear_line(options: dict[str, Any], message: s
     options = {"score": Noise(), "allocator": Even(), "selector": Highest(), "budget": 4, **options}
     with pytest.raises(BadInput, match=message), evict(small_model("llama"), **options):
         pass
+
+
+def test_masses_of_one_change_nothing_in_bf16() -> None:
+    """Weights as exact as those without masses: the logits are not rounded before the logarithm is added."""
+    random = torch.Generator().manual_seed(0)
+    query, key = (torch.randn(1, 2, n, 64, generator=random).to(torch.bfloat16) * 3 for n in (4, 300))
+    visible, none = torch.ones((), dtype=torch.bool), torch.zeros(1, 2, 1, 300)
+    exact = torch.softmax(query.double() @ key.double().mT * 0.125, dim=-1)
+    found = attention._weights(query, key, visible, 0.125, None, none).double()
+    assert float((found - exact).abs().max()) < 2.0**-8 * float(exact.max())

@@ -9,7 +9,7 @@ from transformers import PreTrainedTokenizerBase
 
 from data import BadInput
 from eviction.method import Anchors
-from eviction.options import check_whole
+from eviction.options import check_tokenizer, check_whole
 
 MARKER = "State:"
 BLANKS = " \t"  # may stand before the marker: some tokenizers write one at the start of every line
@@ -72,7 +72,7 @@ class StateLines(Anchors):
         for option in ("lines", "tokens"):
             if getattr(self, option) is not None:
                 check_whole(what, option, getattr(self, option), least=0)
-        if not isinstance(self.texts, tuple) or not self.texts:
+        if not isinstance(self.texts, tuple) or not self.texts or not all(isinstance(x, str) for x in self.texts):
             raise BadInput(f"{what}: needs the text of each token: expected StateLines.asking(tokenizer)")
 
     @classmethod
@@ -84,6 +84,7 @@ class StateLines(Anchors):
         tokens: int | None = None,
     ) -> "StateLines":
         """The rule for a model that reads and writes with this tokenizer; put its `instruction` in the prompt."""
+        check_tokenizer("anchors state_lines", tokenizer)
         return cls(marker, lines, tokens, texts_of(tokenizer))
 
     @property

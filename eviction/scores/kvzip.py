@@ -9,7 +9,7 @@ from transformers import PreTrainedTokenizerBase
 
 from data import BadInput
 from eviction.method import Cells, ContextAndQuestionRows, ContextRows, Reconstruction, Replay, Rows
-from eviction.options import check_whole
+from eviction.options import check_tokenizer, check_whole
 
 FIRST = "\n\nRepeat the previous context exactly."
 LATER = "\n\nRepeat the part of the previous context exactly, starting with"
@@ -37,8 +37,9 @@ class KVzip(Reconstruction):
     Departures. The system prompt that the code always keeps is here the first `sinks` tokens, 4 as in kvpress, which
     gives them the highest score plus 1 instead. kvpress leaves the rest of a template's prefix unscored, so that it is
     evicted first; here it is context. Scale, soft-cap and sliding window of a row are the model's own (the codes divide
-    by sqrt(d) and let a row see all): a token that no row of its pass could see scores 0. The code's threshold over all
-    layers and heads is the allocator contour with floor 0.
+    by sqrt(d) and let a row see all): a token that no row of its pass could see scores 0. Where lines of a batch are
+    padded, a window counts the padding of the replay, as transformers' windows do, and may reach less far than it does
+    in the line alone. The code's threshold over all layers and heads is the allocator contour with floor 0.
     Source: KVzip (arXiv 2505.23416); snu-mllab/KVzip, whose chunk is 2,000 tokens; NVIDIA/kvpress 0.5.5, 2,048.
     """
 
@@ -70,6 +71,7 @@ class KVzip(Reconstruction):
         user's message and the answer, or a line break if it has none, as in kvpress (KVzip's own code has a template a
         model, "Answer:" for models it does not know, and a blank after the later request's words).
         """
+        check_tokenizer("score kvzip", tokenizer)
         if suffix is None:
             suffix = _turn(tokenizer)
         first, before, after = (
