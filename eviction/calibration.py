@@ -25,7 +25,7 @@ TEXT, TRACES, GENERATED = "text", "traces", "generated"  # what statistics are o
 TOGETHER = 8  # traces that are generated in one batch
 
 
-LEAST_TEMPERATURE = 1e-3  # below it logits divided by it overflow
+LEAST_TEMPERATURE = 1e-6  # below it logits divided by it overflow
 MOST_SEED = 2**62  # torch takes 64 bits, and the batches' seeds follow this one
 
 

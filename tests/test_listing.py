@@ -91,7 +91,7 @@ def test_a_name_is_no_tokenizer(asking: Callable[[Any], object], wrong: Any) -> 
 @pytest.mark.parametrize(
     ("numbers", "message"),
     [
-        ({"temperature": 1e-40}, "expected 0 or at least 0.001"),
+        ({"temperature": 1e-40}, "expected 0 or at least 1e-06"),
         ({"temperature": -1}, "temperature=-1"),
         ({"seed": 10**20}, "seed=100000000000000000000"),
         ({"tokens": 0}, "generate=0"),
