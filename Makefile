@@ -106,10 +106,11 @@ figures: setup
 report: setup
 	@$(PY) -m figures --out $(OUT) report
 
-# METHODS are apart by blanks, so that none stands within one: snapkv,masked. With PEER=1 kvpress answers the same prompts (after `make peers`; minutes for the small models, long for a real one).
+# METHODS are apart by blanks, so that none stands within one: snapkv,masked. With PEER=1 kvpress answers the same
+# prompts (after `make peers`; minutes for the small models, long for a real one).
 audit: setup
-	@$(if $(METHODS),,echo "Every score, and combinations, on planted needles: about a minute a small model on two cores, a quarter of" \
-		"an hour for SmolLM2.")
+	@$(if $(METHODS),,echo "Every score, and combinations, on planted needles: about a minute a small model on two cores, some" \
+		"twenty minutes for SmolLM2.")
 	@$(PY) -m eviction audit $(AUDIT) $(foreach method,$(METHODS),--method "$(method)")
 	@$(if $(PEER),$(PY) -m eviction audit $(AUDIT) --ask-peer && .venv-kvpress/bin/python peers/kvpress/audit.py \
 		data/audit/kvpress-question.json data/audit/kvpress-answer.json)

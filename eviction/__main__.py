@@ -16,7 +16,7 @@ from data.command_line import app, run
 from data.schema import AUDIT, LOSS
 from data.store import read
 from eviction import audit as audits
-from eviction import in_short, listing
+from eviction import listing, terminal
 from eviction import loss as losses
 from eviction.calibration import Generation, calibrated
 from eviction.combinations import SYNTAX
@@ -81,8 +81,8 @@ def audit(
         print(audits.ask_peer(Store(data), sources, request))
         return
     frames = [read(AUDIT, path) for path in audits.audit(Store(data), sources, request)]
-    idle = [line for frame in frames for line in in_short.about_audit(frame)]
-    _show(map(in_short.audited, frames), [in_short.AUDIT_NOTE, *idle])
+    idle = [line for frame in frames for line in terminal.about_audit(frame)]
+    _show(map(terminal.audited, frames), [terminal.AUDIT_NOTE, *idle])
 
 
 @application.command()
@@ -108,7 +108,7 @@ def loss(
     )
     request.check()  # before the checkpoints are looked at, which takes a while
     paths = losses.loss(Store(data), _sources(model, checkpoint), request)
-    _show((in_short.lost(read(LOSS, path)) for path in paths), [in_short.LOSS_NOTE])
+    _show((terminal.lost(read(LOSS, path)) for path in paths), [terminal.LOSS_NOTE])
 
 
 @application.command()

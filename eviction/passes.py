@@ -507,6 +507,7 @@ class Passes:
 
     def _prompt_read(self, batch: int) -> None:
         """The whole prompt is in the cache: what follows is appended to pages of its own."""
+        self._text.clear()
         self._peak = max(self._peak, self._beside + sum(self._stored) + self.compressor.settle())
         for layer in self.cache.layers:
             layer.seal()

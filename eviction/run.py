@@ -1,7 +1,7 @@
 """`with evict(model, ...) as run`: a model that reads and writes a cache which holds what its budget says."""
 
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -27,7 +27,7 @@ from eviction.method import (
 )
 from eviction.options import check_whole
 from eviction.passes import Passes
-from eviction.ragged import LayerShape, Storage
+from eviction.ragged import Storage
 from eviction.support import decoder_of, layer_shapes, takes
 
 NAME = "forced_weights_eviction_"  # of the attention functions registered, with a number
@@ -95,16 +95,17 @@ def evict(
             what = f"schedule {named(Schedule, decode.schedule).name}"
         if what:
             raise BadInput(f"a budget in bytes with {what}: bytes limit all that is held: give entries instead")
-    run = Run(model, shapes, method, None if budget is None else as_budget(budget), storage, decode)
+    passes = Passes(model, shapes, method, None if budget is None else as_budget(budget), storage, decode)
+    run = Run(model, passes, enforced=storage == "ragged" and score is not None)
     name = f"{NAME}{next(_numbers)}"
     previous = model.config._attn_implementation
     if str(previous).startswith(NAME):
         raise BadInput("evict() inside evict() on the same model: leave the first before the second")
-    AttentionInterface.register(name, run._passes.attend)
-    AttentionMaskInterface.register(name, run._passes.mask)
+    AttentionInterface.register(name, passes.attend)
+    AttentionMaskInterface.register(name, passes.mask)
     hooks = [
-        decoder.register_forward_pre_hook(run._passes.before, with_kwargs=True),
-        decoder.register_forward_hook(run._passes.after),
+        decoder.register_forward_pre_hook(passes.before, with_kwargs=True),
+        decoder.register_forward_hook(passes.after),
     ]
     try:
         model.set_attn_implementation(name)
@@ -130,19 +131,9 @@ class Run:
     scoring, allocating and selecting. enforced: whether the cache is held to its budget.
     """
 
-    def __init__(
-        self,
-        model: PreTrainedModel,
-        shapes: Sequence[LayerShape],
-        method: Method,
-        budget: Budget | None,
-        storage: Storage,
-        decode: Decode | None,
-    ) -> None:
-        self.model, self.budget, self.storage, self.decode = model, budget, storage, decode
-        self.enforced = storage == "ragged" and method.score is not None
-        self._passes = Passes(model, shapes, method, budget, storage, decode)
-        self.cache, self.ledger = self._passes.cache, self._passes.ledger
+    def __init__(self, model: PreTrainedModel, passes: Passes, enforced: bool) -> None:
+        self.model, self.enforced, self._passes = model, enforced, passes
+        self.cache, self.ledger = passes.cache, passes.ledger
         self._ended = False
 
     def __repr__(self) -> str:
@@ -156,9 +147,10 @@ class Run:
 
     @property
     def kept(self) -> list[list[npt.NDArray[np.int64]]]:
-        """kept[layer][kv_head]: sorted true positions that the cache holds of the first sequence.
+        """kept[layer][kv_head]: sorted true positions of the entries of the first sequence that queries still see.
 
-        An entry that stands for several tokens is at the position of the latest.
+        In ragged storage that is all that the cache holds; padded and masked storage hold more (`bytes`). An entry that
+        stands for several tokens is at the position of the latest.
         """
         return self.kept_of(0)
 
@@ -216,9 +208,8 @@ class Run:
     def prefill(
         self, ids: torch.Tensor, attention_mask: torch.Tensor | None = None, chunk: int | None = None
     ) -> torch.Tensor:
-        """Read a context as a new sequence and evict; the logits (B, V) after its last token.
-
-        Of a model without a head its last hidden state.
+        """Read a context as a new sequence and evict; the logits (B, V) after its last token, or, of a model without a
+        head, its last hidden state.
 
         ids (B, N) or (N,). attention_mask (B, N): 0 for padding, on the left. chunk: tokens read at a time; the cache
         is evicted down to its budget after each. Scores see context rows only.

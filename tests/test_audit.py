@@ -18,7 +18,7 @@ from data.command_line import run
 from data.schema import AUDIT
 from data.store import footer, read
 from eviction import audit as stage
-from eviction import in_short
+from eviction import terminal
 from eviction.__main__ import application
 from eviction.audit import Request, ask_peer, audit
 from eviction.calibration import Statistics, calibrated
@@ -157,7 +157,7 @@ def test_the_command_shows_what_it_wrote_and_what_is_current(
 
 
 def test_the_table_on_the_terminal_holds_the_numbers(frame: pl.DataFrame) -> None:
-    lines = printed(in_short.audited(frame))
+    lines = printed(terminal.audited(frame))
     for row in frame.filter(~pl.col("question_seen")).iter_rows(named=True):
         (seen,) = frame.filter("question_seen", method=row["method"])["hits"].to_list()
         cost = row["compression_seconds"] / row["dense_prefill_seconds"]
@@ -185,11 +185,11 @@ def test_budgets_that_evict_nothing_say_so(tmp_path: Path, capsys: pytest.Captur
     assert said.startswith("--budget 160: prompts of 160 tokens fit into it: nothing is evicted at that budget\n")
     assert said.count("nothing is evicted") == 1
     found = read(AUDIT, Store(tmp_path).audit("embedded-qwen3"))
-    (line,) = in_short.about_audit(found)  # of 150, which the context alone fits into
+    (line,) = terminal.about_audit(found)  # of 150, which the context alone fits into
     assert "at budget 150 nothing is evicted with the question unseen" in line
-    rows = [line.split()[:3] for line in printed(in_short.audited(found)) if line.split()[:1] == ["snapkv"]]
+    rows = [line.split()[:3] for line in printed(terminal.audited(found)) if line.split()[:1] == ["snapkv"]]
     assert [row[1] for row in rows] == ["40", "150", "160"]
-    assert "full" not in " ".join(printed(in_short.audited(found))).replace("full cache", "")
+    assert "full" not in " ".join(printed(terminal.audited(found))).replace("full cache", "")
 
 
 def test_values_in_a_subspace_take_less_than_the_budget_names(tmp_path: Path) -> None:

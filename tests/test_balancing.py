@@ -172,8 +172,8 @@ def test_without_rows_it_says_so() -> None:
 
 @pytest.mark.parametrize("name", ["llama", "qwen3", "gemma2"])
 @pytest.mark.parametrize("score", ["tova", "keydiff", "knorm"])
-def test_while_decoding_the_steps_own_output_is_kept_at_least_as_well(name: str, score: str) -> None:
-    """At the first step that is evicted from, both selectors find the same entries and the same row."""
+def test_the_last_rows_output_is_kept_better(name: str, score: str) -> None:
+    """At the prompt's own eviction, where both selectors find the same entries and the same row; then both decode."""
     model, ids = small_model(name), torch.arange(3, 35)[None]
     lost = {}
     for selector in (TopMass(), Balancing()):

@@ -22,8 +22,8 @@ from data import BadInput, Store
 from data.command_line import run
 from data.schema import LOSS
 from data.store import footer, read, write
-from eviction import in_short
 from eviction import loss as stage
+from eviction import terminal
 from eviction.__main__ import application
 from eviction.loss import (
     BALANCING,
@@ -529,9 +529,9 @@ def test_the_table_on_the_terminal_is_the_pages(tmp_path: Path, documents: int) 
     frame = made_up(documents).with_columns(pl.col("nats_per_token") + pl.Series(0.3 * noise))
     write(LOSS, frame, Store(tmp_path).loss("embedded-qwen"), synthetic_store.PROVENANCE)
     console = Console(width=120, record=True, file=io.StringIO())
-    console.print(in_short.lost(frame))
+    console.print(terminal.lost(frame))
     lines = console.export_text().splitlines()
-    assert (in_short.MIN_DOCUMENTS, in_short.RESAMPLES) == (MIN_DOCUMENTS, RESAMPLES)
+    assert (terminal.MIN_DOCUMENTS, terminal.RESAMPLES) == (MIN_DOCUMENTS, RESAMPLES)
     assert ("no interval below 10" in lines[0]) == (documents < 10)
     for row in figure.table(Store(tmp_path)).iter_rows(named=True):
         cells = [row["rule"], f"{row['nats']:.4f}"]
@@ -545,7 +545,7 @@ def test_the_table_on_the_terminal_is_the_pages(tmp_path: Path, documents: int) 
 
 def test_without_balancing_nothing_is_captured() -> None:
     console = Console(width=120, record=True, file=io.StringIO())
-    console.print(in_short.lost(made_up(3).filter(pl.col("rule") != BALANCING)))
+    console.print(terminal.lost(made_up(3).filter(pl.col("rule") != BALANCING)))
     assert [line.split()[-1] for line in console.export_text().splitlines() if line.split()[:1] == [FLAT]] == ["-"]
 
 

@@ -719,6 +719,8 @@ def test_side_bytes_count_what_a_question_will_fall_back_to(score: str) -> None:
             run.generate(torch.tensor([[5]]), min_new_tokens=30, max_new_tokens=30, pad_token_id=0)
             slots = sum(page.slots.nbytes for layer in layers for page in layer.pages)
             mine = slots + sum(tensor.nbytes for layer in layers for tensor in layer.memory.values())
+            rows = run._passes.compressor.rows().values()
+            mine += sum(tensor.nbytes for layer_rows in rows for tensor in layer_rows.tensors)
             assert run.side_bytes >= before + mine
             assert (memory > 0) == (score == "h2o")
         assert run.side_bytes == before

@@ -21,7 +21,8 @@ AUDIT_NOTE = (
 )
 LOSS_NOTE = (
     "Less top-mass: cross-entropy in nats a token less that under top-mass on the same documents, negative is better;"
-    " in brackets the 95% interval. Captured: gain over top-mass as a share of balancing's in all cells."
+    " in brackets the 95% percentile interval of the cluster bootstrap over documents. Captured: gain over top-mass as"
+    " a share of balancing's in all cells."
 )
 
 Reals = npt.NDArray[np.float64]
