@@ -88,8 +88,8 @@ def test_own_rows_and_two_rules_reach_every_table_and_figure(
     optima = ("optima", "--rows", str(tmp_path / "mine.npz"), "--workers", "1", *place)
     call(enumeration, "enumerate", *optima, "--s", "4,6", "--rule", f"{tmp_path / 'rules.py'}:lightest")
     call(enumeration, "enumerate", *optima, "--s", "4", "--rule", f"{tmp_path / 'rules.py'}:improved")
-    terminal = call(analysis, "analysis", "--resamples", "50", *place)
-    assert re.search(r"lightest +mine +6", terminal) and not re.search(r"improved +mine +6", terminal)
+    in_short = call(analysis, "analysis", "--resamples", "50", *place)
+    assert re.search(r"lightest +mine +6", in_short) and not re.search(r"improved +mine +6", in_short)
     call(figures, "figures", *place, "--out", str(tmp_path / "out"), "report")
 
     drawn = {
