@@ -21,11 +21,11 @@ DECISION_SLACK = 1e-9  # a decision of False says that no subset has an error be
 MASS_SLACK = 1e-12  # p(A) >= rho p(top-mass) is compared with this relative slack
 CASCADE = (0.5, 0.1)  # floors that a search without one goes through first: each is easy, and starts the next
 BRACKET = (0.9, 0.75, 0.5, 0.25)  # shares of the best error that are tried as lower bounds where no proof ends
-FIRST_NODES = 300  # nodes of a whole row before better subsets to start from are looked for: most proofs end within
-KICKED_KEYS, KICKS = 256, 500  # keys of largest reach among which kicked copies of the best subset are improved
+FIRST_NODES = 150  # nodes of a whole row before better subsets to start from are looked for: most proofs end within
+KICKED_KEYS, KICKS = 256, 1500  # keys of largest reach among which kicked copies of the best subset are improved
 WINDOW, WINDOW_TRIES = 1024, 3  # keys of like weight among which subsets of little mass are looked for, starts in each
 SEARCH_SHARE = 0.75  # of a time limit for the search; the rest is for a lower bound where no proof ended
-FLOORED_SHARE = 0.9  # the same under a mass floor, where such bounds come soon
+FLOORED_SHARE = 0.95  # the same under a mass floor, where such bounds come soon
 MOST_DIMENSIONS = 4096  # the relative slack on computed norms covers no more
 MOST_MEMORY = 8 * 2**30  # bytes that a search may set aside; it touches what its tree needs
 NO_LIMIT = 2**62
@@ -150,7 +150,7 @@ def decide(
     first = min(problem.nodes, FIRST_NODES) if whole_row else problem.nodes
     found = _run(problem, mass_floor, best, target, 0.0, first)
     if found.stop == kernels.OUT_OF_NODES and problem.nodes > first:
-        better = _better_start(problem, mass_floor, best, found.subset)
+        better = _better_start(problem, mass_floor, found.subset)
         found = _run(problem, mass_floor, better, target, 0.0, problem.nodes - first, problem.time_end)
     if row.forced_error(problem.keys[found.subset]) <= threshold:
         return True
@@ -272,26 +272,21 @@ def _least(problem: _Problem, rho: float, start: Indices, gap: float, nodes: int
     found = _run(problem, rho, start, 0.0, gap, first)
     if found.stop != kernels.OUT_OF_NODES or first == nodes:
         return found
-    again = _run(problem, rho, _better_start(problem, rho, start, found.subset), 0.0, gap, nodes - first)
+    again = _run(problem, rho, _better_start(problem, rho, found.subset), 0.0, gap, nodes - first)
     return replace(again, nodes=again.nodes + first)
 
 
-def _better_start(problem: _Problem, rho: float, *subsets: Indices) -> Indices:
-    """The best of the subsets, of what kicks make of each, and, without a floor, of subsets of little mass.
-
-    A search's first better subset may lie where kicks find less than near the one it started from.
-    """
+def _better_start(problem: _Problem, rho: float, best: Indices) -> Indices:
+    """The best of the subset given, of what kicks make of it, and, without a floor, of subsets of little mass."""
     by_reach = np.argsort(-problem.weights * problem.distances, kind="stable")
     place = np.empty_like(by_reach)
     place[by_reach] = np.arange(by_reach.size)
-    found = list(subsets)
-    for subset in {tuple(np.sort(subset)): subset for subset in subsets}.values():
-        near = by_reach[np.union1d(np.arange(min(KICKED_KEYS, by_reach.size)), place[subset])]
-        start = np.searchsorted(place[near], np.sort(place[subset]))
-        moved, _ = kernels.kicked(
-            problem.steps[near], problem.weights[near], start, _least_mass(problem, rho), KICKS, problem.deadline
-        )
-        found.append(np.asarray(near[moved]))
+    near = by_reach[np.union1d(np.arange(min(KICKED_KEYS, by_reach.size)), place[best])]
+    start = np.searchsorted(place[near], np.sort(place[best]))
+    moved, _ = kernels.kicked(
+        problem.steps[near], problem.weights[near], start, _least_mass(problem, rho), KICKS, problem.deadline
+    )
+    found = [best, np.asarray(near[moved])]
     if rho == 0:
         little, _ = kernels.search_windows(
             problem.steps, problem.weights, problem.s, WINDOW, WINDOW_TRIES, problem.deadline

@@ -25,23 +25,28 @@ VANISHING = 1e-9  # a convex weight below it leaves the corral
 FACE_TOLERANCE = 1e-3  # a node's relaxation ends when no kept mean lies deeper than this, relative to |x|^2
 FEW_TOLERANCE = 1e-7  # the same among few keys, where a step costs next to nothing
 POINT_TOLERANCE = 1e-12  # the same for a free error, which is a result and not a step of a search
-# A relaxation below tau cannot prune, but where the mass floor binds it goes on to so many times tau: its z and nu then
-# fix more keys, and its split keys are better ones to branch on.
-EARLY_STOP = 0.9
+# A relaxation below tau cannot prune, but it goes on for a few steps or to so many times tau: its z and nu then fix
+# more keys, and its split keys are better ones to branch on.
+EARLY_STOP, STEPS_BELOW = 0.95, 4
 FEW_KEYS = 64  # among so few keys there is little to fix: a relaxation ends at tau
 POLISHING = 10  # steps at most; each but the last lowers |x|
 MOST_STEPS = 60  # oracle calls per node
+MOST_OFFERED = 24  # keys among which the one to branch on is chosen
+ROUNDED_NODES, ROUNDED_EVERY = 300, 8  # relaxations are rounded at so many first nodes, and then at every so many-th
+NEAR_KEYS = 256  # keys of largest reach among which rounded relaxations are improved by swaps
+SPANNED = 0.2  # where the growth expected lies, on a log scale, between that if no other key moves and that if all do
+CONSTANT, SPAN_RIDGE = 10.0, 1e-7  # times the mean square of the points: a constant coordinate and its ridge
 LEAF_SUBSETS = 400  # a node with at most so many completions is enumerated: that costs no more than a relaxation
 MOST_FEW = 64  # so many keys at most are searched by the products of their steps
 PRODUCT_ROWS = 300  # there, a node is enumerated that has at most so many rows of completions: 20 ns or so each
 SHARP = 0.01  # products serve where their rounding is below this share of the least |y_A|^2 of interest
 TOO_SHORT = 1e-3  # times tau: a shorter point of a relaxation has lost its direction, and cannot prune anyway
-FIXED_SHARE = 0.05  # solve a node's relaxation again if fixing removed more than this share of its free keys
 
 # Floating point. These decide, and are derived where they are used.
 U = 2.0**-53
 INFLATION = 1.0 + 1e-12  # covers the rounding of a computed norm of up to 4,096 entries
 ABSOLUTE = 1e-300  # added to every reach: covers products that underflow
+UNDERFLOWN = 1e-150  # added to a length: covers squares that underflow
 SQUARE_ABSOLUTE = 1e-290  # the same for sums of a_i . a_j
 
 # Records of a proof log; what each says is told at solvers.proof.
@@ -51,6 +56,7 @@ BRANCH, FIX, PRUNE, MASS, LEAF = range(5)
 DONE, OUT_OF_NODES, OUT_OF_TIME, FOUND_ONE = 0, 1, 2, 3
 CLOCK_WORK = 1 << 20  # multiplications between two looks at the clock: a millisecond or so
 FLOOR_SCALE = 30.0  # times tau: how much a point's shortfall weighs in its norm; the more, the nearer is nu to the best
+PAST = 64  # so many vectors of relaxations are remembered: a power of two
 SHORTFALL = 1e-6  # a relaxed point that keeps less than the floor by more than this share lets the floor in
 LARGEST_NU = 1e3  # times tau: a larger multiplier of the floor only costs digits
 
@@ -58,6 +64,7 @@ IMPROVED = 1.0 - 1e-12  # a swap must lower e_s below this share of it (P1: a sw
 LESS_FREE = 1.0 - 1e-9  # a change of support must lower the free error below this share of it
 MOST_SWAPS = 200  # from one kick: rounding must not let them circle
 NEAR_BUDGETS, NEAR_TENTHS = 2, 7  # so many tenths of a kick's keys come from the first 2 s keys: few others are kept
+WORSE = 0.1  # at first, a kicked subset may be worse than the current one by this share of its error
 CLOCK_KICKS = 8  # kicks between two looks at the clock: a millisecond or so
 REFRESH = 1024  # enumeration recomputes its running sum from scratch every so many subsets
 
@@ -79,6 +86,16 @@ def squared_sum(x, y):
         t = x[i] + y[i]
         total += t * t
     return total
+
+
+@nb.njit(cache=True, error_model="numpy", fastmath={"reassoc", "contract", "nsz"})
+def distance(x, y):
+    """|x - y| of vectors of length at most 1, rounded up."""
+    total = 0.0
+    for i in range(x.shape[0]):
+        t = x[i] - y[i]
+        total += t * t
+    return math.sqrt(total) * INFLATION + UNDERFLOWN
 
 
 @nb.njit(cache=True, error_model="numpy")
@@ -776,62 +793,90 @@ def products_of(a):
     return products
 
 
+@nb.njit(cache=True, error_model="numpy", fastmath={"reassoc", "contract", "nsz"})
+def count_better(along, costs, w, entering, without, rest, least, need):
+    """How many keys j would, entering, leave a squared error below `least` and a mass of at least rest + need.
+
+    Without branches, so that several keys are looked at in one instruction. entering[j] is w_j, or -inf for a member.
+    """
+    count = 0
+    for j in range(along.shape[0]):
+        whole = rest + w[j]
+        change = without + costs[j] - 2.0 * along[j] - least * whole * whole
+        count += (change < 0.0) & (entering[j] >= need)
+    return count
+
+
 @nb.njit(cache=True, error_model="numpy")
-def best_swaps(gram, w, subset, inside, moved, least_mass):
+def best_swaps(gram, w, subset, inside, least_mass, moved, costs, entering):
     """Swaps of largest decrease of e_s, as balance() makes them, by the Gram matrix of the steps; changes `subset`.
 
     With it a swap costs s n instead of s n d. A subset of less than least_mass gains the mass first, if one swap can do
     that. Its squares lose digits where y_A is far smaller than the steps, so what it finds is to be evaluated from its
-    keys. moved (n,) is work space: a_j . y_A.
+    keys. moved, costs and entering (n,) are work space: a_j . y_A, |a_j|^2 + 2 a_j . y_A, and w_j or, of a member,
+    -inf. Returns the number of swaps.
     """
     n, s = w.shape[0], subset.shape[0]
+    swaps = 0
     moved[:] = 0.0
     for i in subset:
         for j in range(n):
             moved[j] += gram[i, j]
+    for j in range(n):
+        entering[j] = -np.inf if inside[j] else w[j]
     for _ in range(MOST_SWAPS):
         square, mass = 0.0, 0.0
         for i in subset:
             square += moved[i]
             mass += w[i]
+        for j in range(n):
+            costs[j] = gram[j, j] + 2.0 * moved[j]
         least, out, into = square / (mass * mass) * LESS_FREE, -1, -1
         if mass < least_mass:
             least = np.inf  # the first swaps restore the mass
         for k in range(s):
             i = subset[k]
             without, rest = square - 2.0 * moved[i] + gram[i, i], mass - w[i]
+            need = least_mass - rest
+            if count_better(gram[i], costs, w, entering, without, rest, least, need) == 0:
+                continue
             for j in range(n):
                 whole = rest + w[j]
-                offered = without + gram[j, j] + 2.0 * (moved[j] - gram[i, j])
-                if offered < least * whole * whole and not inside[j] and whole >= least_mass:
+                offered = without + costs[j] - 2.0 * gram[i, j]
+                if entering[j] >= need and offered < least * whole * whole:
                     least, out, into = offered / (whole * whole), k, j
         if out < 0 or not square > 0:
-            return
+            break
+        swaps += 1
         i = subset[out]
         inside[i], inside[into] = False, True
+        entering[i], entering[into] = w[i], -np.inf
         subset[out] = into
         for j in range(n):
             moved[j] += gram[into, j] - gram[i, j]
+    return swaps
 
 
 @nb.njit(nb.types.Tuple((FOUND, REAL))(MATRIX, VECTOR, KEYS, REAL, COUNT, REAL), cache=True, error_model="numpy")
 def kicked(a, w, start, least_mass, kicks, deadline):
-    """The best subset that swaps find from kicked copies of the best so far (iterated local search).
+    """The best subset that swaps find from kicked copies of a current one (iterated local search).
 
     Keys should come by falling reach: a kick puts keys drawn at random, mostly from the first ones, in the place of 1
-    to s / 4 drawn members. The draws are the same each time, so the result is repeatable unless the clock (`deadline`)
-    ends it. Returns the subset and its error.
+    to s / 4 drawn members. What the swaps then reach becomes the current subset unless its error is larger by more than
+    a share that falls from WORSE to 0 (threshold accepting: Dueck and Scheuer 1990). The draws are the same each time,
+    so the result is repeatable unless the clock (`deadline`) ends it. Returns the best subset and its error.
     """
     n, s = a.shape[0], start.shape[0]
     gram = products_of(a)
-    best_set, trial, total = start.copy(), start.copy(), np.empty(a.shape[1])
+    best_set, current, trial, total = start.copy(), start.copy(), start.copy(), np.empty(a.shape[1])
     best = error_of(a, w, best_set, total)
+    reached = best
     state = np.uint64(20_081_110)
-    inside, moved = np.zeros(n, np.bool_), np.empty(n)
+    inside, moved, costs, entering = np.zeros(n, np.bool_), np.empty(n), np.empty(n), np.empty(n)
     for kick in range(kicks):
         if deadline < np.inf and kick % CLOCK_KICKS == 0 and now() > deadline:
             break
-        trial[:] = best_set
+        trial[:] = current
         inside[:] = False
         inside[trial] = True
         state, changes = drawn(state, max(2, s // 4))
@@ -843,9 +888,14 @@ def kicked(a, w, start, least_mass, kicks, deadline):
                 inside[trial[place]] = False
                 inside[key] = True
                 trial[place] = key
-        best_swaps(gram, w, trial, inside, moved, least_mass)
+        best_swaps(gram, w, trial, inside, least_mass, moved, costs, entering)
+        if shortfall(w, trial, least_mass) > 0.0:
+            continue
         error = error_of(a, w, trial, total)
-        if error < best and shortfall(w, trial, least_mass) <= 0.0:
+        if error < reached * (1.0 + WORSE * (1.0 - kick / kicks)):
+            reached = error
+            current[:] = trial
+        if error < best:
             best = error
             best_set[:] = trial
     return best_set, best
@@ -885,38 +935,78 @@ def lowered(tau, target, gap, error):
 
 
 @nb.njit(cache=True, error_model="numpy")
-def select_least(a, w, reach, heaviest_after, free, n_free, z, tau, nu, slack, k, low, chosen, least):
+def select_least(
+    a, w, reach, lengths, heaviest_after, free, n_free, z, nu, tau, k, chosen, least, m, dots, stamps, past, away, last
+):
     """The k free keys of least c_j = z.a_j - (tau + nu) w_j, by lower estimates that hold in floating point.
 
-    The computed c_j is off by at most (d + 5) u (|a_j| + (tau + nu) w_j); `slack` = (d + 8) u covers that and this
-    subtraction, so low[t] = c_j - slack (reach_j + nu w_j) is below the exact c_j of the t-th free key. Keys come by
-    falling reach >= |a_j| + tau w_j; heaviest_after[j] is the largest weight from key j on, so the scan stops at the
-    first key whose -(1 + slack) (reach + nu heaviest_after) cannot enter. Returns the number of keys scanned and of
-    keys chosen; chosen[i] is a place in `free`, least[i] its lower estimate, ascending.
+    The computed c_j is off by at most (d + 5) u (|a_j| + (tau + nu) w_j); slack = (d + 8) u covers that and this
+    subtraction, so c_j - slack (reach_j + nu w_j), as computed, is below the exact c_j. Keys come by falling
+    reach >= |a_j| + tau w_j; heaviest_after[j] is the largest weight from key j on, so the scan stops at the first key
+    whose -(1 + slack) (reach + nu heaviest_after) cannot enter.
+
+    dots[j] is the product of a_j with an earlier vector z', one of the last PAST if stamps[j] > stamp - PAST, and then
+    past[stamps[j] % PAST]. From c_j >= z'.a_j - |z - z'| |a_j| - (tau + nu) w_j most keys are seen not to enter
+    without their product with z. The sizes added up there are at most 3 |a_j| + (tau + nu) w_j, and its rounding below
+    (d + 12) u times |a_j| + (tau + nu) w_j, which 2 slack covers; lengths[j] >= |a_j|.
+
+    chosen[:m], m <= k, are free keys that are likely to be chosen. Returns the stamp of z, the number of keys scanned
+    and of keys chosen; away[i] is |z - past[i]| rounded up, or -1 where it was not needed; least[i] is the lower
+    estimate of key chosen[i], ascending.
     """
-    m, t = 0, 0
-    while t < n_free:
-        j = free[t]
-        if m == k and -(1.0 + slack) * (reach[j] + nu * heaviest_after[j]) >= least[k - 1]:
-            break
-        estimate = dot(a[j], z) - (tau + nu) * w[j] - slack * (reach[j] + nu * w[j])
-        low[t] = estimate
-        if m < k:
-            i = m
-            m += 1
-        elif estimate < least[k - 1]:
-            i = k - 1
-        else:
-            t += 1
-            continue
+    slack, stamp = (a.shape[1] + 8) * U, last + 1
+    past[stamp % PAST] = z
+    away[:] = -1.0
+    for i in range(m):
+        j = chosen[i]
+        dots[j] = dot(a[j], z)
+        stamps[j] = stamp
+        estimate = dots[j] - (tau + nu) * w[j] - slack * (reach[j] + nu * w[j])
         while i > 0 and least[i - 1] > estimate:
             least[i] = least[i - 1]
             chosen[i] = chosen[i - 1]
             i -= 1
         least[i] = estimate
-        chosen[i] = t
-        t += 1
-    return t, m
+        chosen[i] = j
+    threshold = least[k - 1] if m == k else np.inf
+    scanned = n_free
+    for t in range(n_free):
+        j = np.uint64(free[t])  # unsigned: numba then looks for no negative index
+        if -(1.0 + slack) * (reach[j] + nu * heaviest_after[j]) >= threshold:
+            scanned = t
+            break
+        stamped = stamps[j]
+        if stamped == stamp:
+            continue
+        size = reach[j] + nu * w[j]
+        if stamped > stamp - PAST:
+            slot = np.uint64(stamped % PAST)
+            if away[slot] < 0.0:
+                away[slot] = distance(z, past[slot])
+            if dots[j] - away[slot] * lengths[j] - (tau + nu) * w[j] - 2.0 * slack * size >= threshold:
+                continue
+        elif -(1.0 + slack) * size >= threshold:
+            continue
+        product = dot(a[j], z)
+        dots[j] = product
+        stamps[j] = stamp
+        estimate = product - (tau + nu) * w[j] - slack * size
+        if estimate >= threshold:
+            continue
+        if m < k:
+            i = m
+            m += 1
+        else:
+            i = k - 1
+        while i > 0 and least[i - 1] > estimate:
+            least[i] = least[i - 1]
+            chosen[i] = chosen[i - 1]
+            i -= 1
+        least[i] = estimate
+        chosen[i] = j
+        if m == k:
+            threshold = least[k - 1]
+    return stamp, scanned, m
 
 
 @nb.njit(cache=True, error_model="numpy")
@@ -942,6 +1032,39 @@ def most_mass(w, free, n_free, r, largest):
     return total
 
 
+@nb.njit(cache=True, error_model="numpy", fastmath={"reassoc", "contract", "nsz"})
+def square_distances(points, size, gram, inverse, distances):
+    """The squared distances of the first `size` points from the affine hulls of the others.
+
+    They are 1 / (G^-1)_ii, with G the Gram matrix of the points and a constant coordinate that is large beside them; a
+    ridge keeps it regular. They steer the choice of a key, nothing more. gram and inverse are work space.
+    """
+    constant = 0.0
+    for i in range(size):
+        for j in range(i + 1):
+            gram[i, j] = dot(points[i], points[j])
+        constant += CONSTANT * gram[i, i] / size
+    for i in range(size):  # Cholesky: G = L L'
+        distances[i] = 0.0
+        for j in range(i + 1):
+            r = gram[i, j] + constant
+            for k in range(j):
+                r -= gram[i, k] * gram[j, k]
+            if i == j:
+                gram[i, i] = math.sqrt(max(r, 0.0) + SPAN_RIDGE * constant) + ABSOLUTE
+            else:
+                gram[i, j] = r / gram[j, j]
+    for j in range(size):  # (G^-1)_jj is the squared length of column j of L^-1
+        for i in range(j, size):
+            r = 1.0 if i == j else 0.0
+            for k in range(j, i):
+                r -= gram[i, k] * inverse[k]
+            inverse[i] = r / gram[i, i]
+            distances[j] += inverse[i] * inverse[i]
+    for i in range(size):
+        distances[i] = 1.0 / distances[i]
+
+
 @nb.njit(cache=True, error_model="numpy")
 def exchanged(subset, out, into):
     """Put key `into` in the place of key `out`; False, and no change, where `out` is no member or `into` is one."""
@@ -954,6 +1077,38 @@ def exchanged(subset, out, into):
     if place < 0:
         return False
     subset[place] = into
+    return True
+
+
+@nb.njit(cache=True, error_model="numpy")
+def rounded(kept, n_kept, free, n_free, shares, split, n_split, near, subset, inside):
+    """The subset of the keys that a relaxation keeps whole and, of those that it splits, the ones of largest share.
+
+    shares[j] is that of key j; `split` has the split keys by falling share. Only keys below `near` are wanted: False
+    where there are too few of them. Fills subset (s,) and inside (near,).
+    """
+    s = subset.shape[0]
+    inside[:] = False
+    m = 0
+    for k in range(n_kept):
+        if kept[k] >= near:
+            return False
+        subset[m] = kept[k]
+        m += 1
+    for t in range(n_free):
+        if shares[free[t]] >= 1.0 - VANISHING and m < s:
+            if free[t] >= near:
+                return False
+            subset[m] = free[t]
+            m += 1
+    for i in range(n_split):
+        if split[i] < near and m < s:
+            subset[m] = split[i]
+            m += 1
+    if m < s:
+        return False
+    for i in subset:
+        inside[i] = True
     return True
 
 
@@ -1025,7 +1180,17 @@ def branch_and_bound(a, w, reach, start, error, target, gap, floor, least_mass, 
     x, y = np.empty(width), np.zeros(width)
     z, z_best, p, mean = np.empty(d), np.empty(d), np.empty(d), np.empty(d)
     low, chosen, least = np.empty(n), np.empty(s + 2, np.int64), np.empty(s + 2)
+    lengths = np.empty(n)
+    for j in range(n):
+        lengths[j] = min(reach[j], math.sqrt(dot(a[j], a[j])) * INFLATION + UNDERFLOWN)
+    dots, stamps, stamp = np.empty(n), np.full(n, -PAST), 0
+    past, away = np.empty((PAST, d)), np.empty(PAST)
     mark, split = np.zeros(n), np.empty(n, np.int64)
+    offered, growths = np.empty(MOST_OFFERED, np.int64), np.empty(MOST_OFFERED)
+    inverse, distances = np.empty(MOST_OFFERED), np.empty(MOST_OFFERED)
+    spans, span_gram = np.empty((MOST_OFFERED, d + 1)), np.empty((MOST_OFFERED, MOST_OFFERED))
+    near, products = min(n, NEAR_KEYS), np.empty((0, 0))
+    inside, moved, costs, entering = np.empty(near, np.bool_), np.empty(near), np.empty(near), np.empty(near)
     trial = np.empty(s, np.int64)
     marks, n_marks = np.empty(1024 if logged else 0, np.int32), 0
     reals, n_reals = np.empty(16 * d if logged else 0), 0
@@ -1057,7 +1222,7 @@ def branch_and_bound(a, w, reach, start, error, target, gap, floor, least_mass, 
             ids[k] = stack_ids[top, k]
         binding = stack_binding[top]
         stale_gram, closed, closing = True, True, LEAF
-        while True:  # bound, fix, and again if fixing changed much; every break but the last closes the node
+        while True:  # bound and fix; again if that left a leaf or no corral; every break but the last closes the node
             r = s - n_kept
             if n_free < r:
                 break
@@ -1102,8 +1267,26 @@ def branch_and_bound(a, w, reach, start, error, target, gap, floor, least_mass, 
                 length = math.sqrt(dot(p, p))
                 for i in range(d):  # a length whose square is denormal is not known well enough for |z| <= 1
                     z[i] = p[i] / (length * INFLATION) if length > 1e-140 else 0.0
-                scanned, m = select_least(
-                    a, w, reach, heaviest_after, free, n_free, z, tau, 0.0, slack, 2, low, chosen, least
+                stamp, scanned, m = select_least(
+                    a,
+                    w,
+                    reach,
+                    lengths,
+                    heaviest_after,
+                    free,
+                    n_free,
+                    z,
+                    0.0,
+                    tau,
+                    2,
+                    chosen,
+                    least,
+                    0,
+                    dots,
+                    stamps,
+                    past,
+                    away,
+                    stamp,
                 )
                 work += scanned * d
                 margin = (n_kept + d + 12) * U * (path + reach[free[0]] + reach[free[1]])
@@ -1113,12 +1296,13 @@ def branch_and_bound(a, w, reach, start, error, target, gap, floor, least_mass, 
                 m = 0
                 for t in range(n_free):
                     j = free[t]
-                    if t >= scanned:
-                        if -(1.0 + slack) * reach[j] + least[0] >= need:
-                            break
-                        low[t] = dot(a[j], z) - tau * w[j] - slack * reach[j]
-                    if low[t] + least[0] < need:
-                        low[m] = low[t]
+                    if -(1.0 + slack) * reach[j] + least[0] >= need:
+                        break
+                    if stamps[j] != stamp:
+                        dots[j] = dot(a[j], z)
+                        stamps[j] = stamp
+                    low[m] = dots[j] - tau * w[j] - slack * reach[j]
+                    if low[m] + least[0] < need:
                         free[m] = j
                         m += 1
                 by_low = np.argsort(low[:m])
@@ -1168,7 +1352,20 @@ def branch_and_bound(a, w, reach, start, error, target, gap, floor, least_mass, 
                         gram[i, k] = gram[k, i]
                 known[0] = 0.0
                 stale_gram = False
-            pruned, inherited, settled, f_best, nu_best = False, binding, False, -np.inf, 0.0
+            # The keys that the heaviest point of the corral picks are likely to be the least ones.
+            heaviest, hints = 0, 0
+            for k in range(1, size):
+                if beta[k] > beta[heaviest]:
+                    heaviest = k
+            for k in range(n_kept):
+                mark[kept[k]] = 1.0
+            for j in ids[heaviest]:
+                if mark[j] == 0.0:
+                    chosen[hints] = j
+                    hints += 1
+            for k in range(n_kept):
+                mark[kept[k]] = 0.0
+            pruned, inherited, settled, f_best, nu_best, below = False, binding, False, -np.inf, 0.0, 0
             z_best[:] = 0.0
             for step in range(MOST_STEPS):
                 size = minor_cycles(size, beta, points, ids, gram, factor, known, u)
@@ -1191,7 +1388,9 @@ def branch_and_bound(a, w, reach, start, error, target, gap, floor, least_mass, 
                     continue
                 if settled or (binding and excess <= 0.0):
                     break
-                if step > 0 and math.sqrt(square) < (early if binding else 1.0) * tau and f_best > -np.inf:
+                below += square < tau * tau
+                last = math.sqrt(square) < early * tau or below > STEPS_BELOW
+                if step > 0 and last and f_best > -np.inf:
                     break
                 for i in range(d):
                     mean[i] = x[i]
@@ -1206,9 +1405,28 @@ def branch_and_bound(a, w, reach, start, error, target, gap, floor, least_mass, 
                     z[:] = 0.0
                     if binding:
                         nu = 10.0 * tau
-                scanned, m = select_least(
-                    a, w, reach, heaviest_after, free, n_free, z, tau, nu, slack, r, low, chosen, least
+                stamp, scanned, m = select_least(
+                    a,
+                    w,
+                    reach,
+                    lengths,
+                    heaviest_after,
+                    free,
+                    n_free,
+                    z,
+                    nu,
+                    tau,
+                    r,
+                    chosen,
+                    least,
+                    hints,
+                    dots,
+                    stamps,
+                    past,
+                    away,
+                    stamp,
                 )
+                hints = r
                 work += scanned * d + size * size * (size + d)
                 if deadline < np.inf and work > CLOCK_WORK:
                     work = 0
@@ -1217,7 +1435,7 @@ def branch_and_bound(a, w, reach, start, error, target, gap, floor, least_mass, 
                 f = dot(z, p) - (tau + nu) * mass + nu * least_mass
                 size_of_sum = path + nu * (mass + least_mass)
                 for i in range(r):
-                    j = free[chosen[i]]
+                    j = chosen[i]
                     f += least[i]
                     size_of_sum += reach[j] + nu * w[j]
                 if f >= (n_kept + r + d + 16) * U * size_of_sum:
@@ -1232,7 +1450,7 @@ def branch_and_bound(a, w, reach, start, error, target, gap, floor, least_mass, 
                 for k in range(n_kept):
                     trial[k] = kept[k]
                 for i in range(r):
-                    j = free[chosen[i]]
+                    j = chosen[i]
                     trial[n_kept + i] = j
                     whole += w[j]
                     for k in range(d):
@@ -1246,7 +1464,7 @@ def branch_and_bound(a, w, reach, start, error, target, gap, floor, least_mass, 
                 if e < best and whole >= least_mass:
                     best, tau = e, lowered(tau, target, gap, e)
                     best_set[:] = trial
-                if size == room or math.sqrt(square) < (early if binding else 1.0) * tau:
+                if size == room or last:
                     break
                 if dot(x, y) >= square * (1.0 - FACE_TOLERANCE):
                     if binding or not floored:
@@ -1261,13 +1479,31 @@ def branch_and_bound(a, w, reach, start, error, target, gap, floor, least_mass, 
 
             # Fixing with the best z: keys that every improving completion keeps, or that none keeps.
             nu = nu_best
-            scanned, m = select_least(
-                a, w, reach, heaviest_after, free, n_free, z_best, tau, nu, slack, r + 1, low, chosen, least
+            stamp, scanned, m = select_least(
+                a,
+                w,
+                reach,
+                lengths,
+                heaviest_after,
+                free,
+                n_free,
+                z_best,
+                nu,
+                tau,
+                r + 1,
+                chosen,
+                least,
+                hints,
+                dots,
+                stamps,
+                past,
+                away,
+                stamp,
             )
             f = dot(z_best, p) - (tau + nu) * mass + nu * least_mass
             size_of_sum = path + reach[free[0]] + nu * (mass + least_mass + heaviest_after[free[0]])
             for i in range(r):
-                j = free[chosen[i]]
+                j = chosen[i]
                 f += least[i]
                 size_of_sum += reach[j] + nu * w[j]
             margin = (n_kept + r + d + 20) * U * size_of_sum
@@ -1277,7 +1513,7 @@ def branch_and_bound(a, w, reach, start, error, target, gap, floor, least_mass, 
             n_fixed = 0
             for i in range(r):
                 if f - least[i] + least[r] >= margin:
-                    mark[free[chosen[i]]] = 1.0
+                    mark[chosen[i]] = 1.0
                     n_fixed += 1
             if logged:
                 marks = with_room(marks, n_marks, n_free + 3)
@@ -1295,12 +1531,24 @@ def branch_and_bound(a, w, reach, start, error, target, gap, floor, least_mass, 
                         marks[at_kept] = names[j]
                         at_kept += 1
                     continue
-                if t >= scanned:
-                    if -(1.0 + slack) * (reach[j] + nu * w[j]) >= threshold:
-                        low[t] = np.inf  # even its least possible c_j lifts f to 0
-                    else:
-                        low[t] = dot(a[j], z_best) - (tau + nu) * w[j] - slack * (reach[j] + nu * w[j])
-                if low[t] < threshold:
+                extent = reach[j] + nu * w[j]
+                # c_j is seen to be above the threshold, or below: a key is then dropped or stays without its product.
+                surely_in, least_cost = False, -(1.0 + slack) * extent
+                if least_cost < threshold:
+                    stamped = stamps[j]
+                    exact = stamped == stamp
+                    if not exact and stamped > stamp - PAST:
+                        slot = stamped % PAST
+                        if away[slot] < 0.0:
+                            away[slot] = distance(z_best, past[slot])
+                        middle, way = dots[j] - (tau + nu) * w[j] - 2.0 * slack * extent, away[slot] * lengths[j]
+                        least_cost, surely_in = middle - way, middle + way < threshold
+                    if least_cost < threshold and not surely_in:
+                        if not exact:
+                            dots[j] = dot(a[j], z_best)
+                            stamps[j] = stamp
+                        least_cost = dots[j] - (tau + nu) * w[j] - slack * extent
+                if least_cost < threshold:
                     free[m] = j
                     m += 1
                 elif logged:
@@ -1335,7 +1583,8 @@ def branch_and_bound(a, w, reach, start, error, target, gap, floor, least_mass, 
                 for k in range(n_kept):
                     mark[kept[k]] = 0.0
                 normalise(beta, size)
-                if n_fixed > 0 or size == 0 or before - n_free > FIXED_SHARE * before:
+                r = s - n_kept
+                if size == 0 or r <= 2 or n_free <= r or few_subsets(n_free, r, LEAF_SUBSETS):
                     continue
             closed = False
             break
@@ -1352,24 +1601,57 @@ def branch_and_bound(a, w, reach, start, error, target, gap, floor, least_mass, 
             continue
 
         # Branch on a key that the relaxation splits into x and 1 - x (the first free key if it splits none). Its point
-        # moves by x |a_j| without the key and by (1 - x) |a_j| with it, in a direction that the few other split keys
-        # hardly span, and |x|^2 grows by the square of that: take the key whose two growths have the largest product.
+        # moves by x b_j / W without the key and by (1 - x) b_j / W with it, b_j = a_j - m w_j, and |x|^2 grows by the
+        # square of that part of the move which the other keys do not take back: all of it if none of them moves, and
+        # the distance of b_j from what the other split keys span if all of these may. Take the key whose two growths
+        # have the largest product, each between those extremes.
         for k in range(size):
             for i in range(s):
                 mark[ids[k, i]] += beta[k]
-        at, most, n_split = 0, 0.0, 0
+        n_split, n_offered = 0, 0
         for t in range(n_free):
             share = mark[free[t]]
             if VANISHING < share < 1.0 - VANISHING:
-                growth = reach[free[t]] * math.sqrt(share * (1.0 - share))  # the fourth root of that product
-                if growth > most:
-                    at, most = t, growth
                 i = n_split
                 n_split += 1
                 while i > 0 and mark[split[i - 1]] < share:
                     split[i] = split[i - 1]
                     i -= 1
                 split[i] = free[t]
+                growth = lengths[free[t]] * math.sqrt(share * (1.0 - share))
+                i = n_offered
+                n_offered = min(n_offered + 1, MOST_OFFERED)
+                while i > 0 and growths[i - 1] < growth:
+                    if i < MOST_OFFERED:
+                        offered[i], growths[i] = offered[i - 1], growths[i - 1]
+                    i -= 1
+                if i < MOST_OFFERED:
+                    offered[i], growths[i] = t, growth
+        at, most = 0, 0.0
+        if n_offered > 0:
+            for i in range(n_offered):
+                j = free[offered[i]]
+                for k in range(d):
+                    spans[i, k] = a[j, k] - x[k] * w[j]
+                spans[i, d] = -(kappa + x[d]) * w[j] if binding else 0.0
+            square_distances(spans, n_offered, span_gram, inverse, distances)
+            for i in range(n_offered):
+                growth = growths[i] * growths[i] * (distances[i] / lengths[free[offered[i]]] ** 2) ** SPANNED
+                if growth > most:
+                    at, most = offered[i], growth
+        # Its rounding, improved by swaps, is often a better subset.
+        if (nodes <= ROUNDED_NODES or nodes % ROUNDED_EVERY == 0) and rounded(
+            kept, n_kept, free, n_free, mark, split, n_split, near, trial, inside
+        ):
+            if products.shape[0] == 0:
+                products = products_of(a[:near])
+                work += near * near * d
+            swaps = best_swaps(products, w[:near], trial, inside, least_mass, moved, costs, entering)
+            work += (swaps + 2) * s * near
+            e = error_of(a, w, trial, mean)
+            if e < best and shortfall(w, trial, least_mass) <= 0.0:
+                best, tau = e, lowered(tau, target, gap, e)
+                best_set[:] = trial
         for k in range(size):
             for i in range(s):
                 mark[ids[k, i]] = 0.0
@@ -1413,9 +1695,14 @@ def branch_and_bound(a, w, reach, start, error, target, gap, floor, least_mass, 
                         for i in range(d):
                             mean[i] += a[j, i]
                     for i in range(d):
-                        stack_points[top, m, i] = mean[i] / whole
+                        mean[i] /= whole
+                        stack_points[top, m, i] = mean[i]
                     if floored:
                         stack_points[top, m, d] = kappa * (least_mass / whole - 1.0) if binding else 0.0
+                    e = math.sqrt(dot(mean, mean))
+                    if e < best and whole >= least_mass:
+                        best, tau = e, lowered(tau, target, gap, e)
+                        best_set[:] = stack_ids[top, m]
                 stack_beta[top, m] = beta[k]
                 m += 1
             stack_size[top] = m
@@ -1853,9 +2140,9 @@ def search_candidates(steps, weights, distances, unit, keys, s, gap, floor, node
     if w.shape[0] <= MOST_FEW:
         products = products_of(a)
         subset = start.copy()
-        inside, moved = np.zeros(w.shape[0], np.bool_), np.empty(w.shape[0])
+        inside = np.zeros(w.shape[0], np.bool_)
         inside[start] = True
-        best_swaps(products, w, subset, inside, moved, 0.0)
+        best_swaps(products, w, subset, inside, 0.0, np.empty_like(w), np.empty_like(w), np.empty_like(w))
         error = error_of(a, w, start, total)
         swapped = error_of(a, w, subset, total)
         if swapped < error:

@@ -145,19 +145,102 @@ def test_prunes_hold_in_exact_arithmetic() -> None:
         order = np.argsort(-reach)
         a, w, reach = np.ascontiguousarray(a[order]), np.ascontiguousarray(w[order]), reach[order]
         after = np.maximum.accumulate(w[::-1])[::-1].copy()
-        low, chosen, least = np.empty(40), np.empty(12, np.int64), np.empty(12)
-        slack = (5 + 8) * kernels.U
-        free = np.arange(40, dtype=np.int32)
-        scanned, m = kernels.select_least(a, w, reach, after, free, 40, z, tau, nu, slack, 10, low, chosen, least)
-        exact = [
-            sum((oracle.Fraction(x) * oracle.Fraction(y) for x, y in zip(a[j], z, strict=True)), oracle.Fraction(0))
-            - (oracle.Fraction(tau) + oracle.Fraction(nu)) * oracle.Fraction(w[j])
-            for j in range(40)
-        ]
-        assert m == 10
-        assert all(oracle.Fraction(low[t]) <= exact[t] for t in range(scanned))
-        assert sum(oracle.Fraction(x) for x in least[:10]) <= sum(sorted(exact)[:10])
-        assert all(exact[t] >= oracle.Fraction(least[9]) for t in range(scanned, 40))
+        chosen, least = np.empty(12, np.int64), np.empty(12)
+        lengths, free = np.linalg.norm(a, axis=1) * kernels.INFLATION, np.arange(40, dtype=np.int32)
+        dots, stamps, last, m = np.empty(40), np.full(40, -kernels.PAST), 0, 0
+        past, away = np.empty((kernels.PAST, 5)), np.empty(kernels.PAST)
+        for moved in (0.0, 1e-1, 1e-4, 1e-9):  # products with earlier vectors, near and far, stand in for those with z
+            z = z + moved * random.standard_normal(5)
+            z /= np.linalg.norm(z) * (1 + 1e-12)
+            last, _, m = kernels.select_least(
+                a, w, reach, lengths, after, free, 40, z, nu, tau, 10, chosen, least, m, dots, stamps, past, away, last
+            )
+            exact = [
+                sum((oracle.Fraction(x) * oracle.Fraction(y) for x, y in zip(a[j], z, strict=True)), oracle.Fraction(0))
+                - (oracle.Fraction(tau) + oracle.Fraction(nu)) * oracle.Fraction(w[j])
+                for j in range(40)
+            ]
+            assert m == len(set(chosen[:10])) == 10
+            assert all(oracle.Fraction(x) <= exact[j] for j, x in zip(chosen[:10], least[:10], strict=True))
+            assert all(exact[j] >= oracle.Fraction(least[9]) for j in range(40) if j not in set(chosen[:10]))
+
+
+def least_swap(row: Instance, subset: np.ndarray, least_mass: float) -> float:
+    """The least error that one swap of the subset reaches among those that keep enough, or its own; one by one."""
+    best = row.forced_error(subset)
+    for out in subset:
+        for into in set(range(row.n)) - set(subset.tolist()):
+            swapped = np.array([into if j == out else j for j in subset])
+            if row.weights[swapped].sum() >= least_mass:
+                best = min(best, row.forced_error(swapped))
+    return best
+
+
+@pytest.mark.parametrize("share", [0.0, 0.5])
+def test_swaps_by_products_end_where_no_swap_helps(share: float) -> None:
+    made = kept = 0
+    for seed in range(12):
+        row = peaked(seed, 30, 4, 1.0)
+        least_mass = share * row.weights[top_mass(row, 6)].sum()
+        subset, inside = np.arange(6), np.arange(row.n) < 6  # often keeps too little: the first swap restores the mass
+        gram = row.steps @ row.steps.T
+        made += kernels.best_swaps(gram, row.weights, subset, inside, least_mass, *np.empty((3, row.n)))
+        assert np.array_equal(np.sort(subset), np.flatnonzero(inside))
+        if row.weights[subset].sum() >= least_mass:
+            assert row.forced_error(subset) <= least_swap(row, subset, least_mass) * (1 + 1e-7)
+            kept += 1
+    assert made >= 12
+    assert kept >= 8
+
+
+def test_kicks_keep_the_floor_and_find_no_worse() -> None:
+    better = 0
+    for seed in range(4):
+        row = peaked(seed, 60, 6, 1.0)
+        start = top_mass(row, 8)
+        least_mass = 0.6 * row.weights[start].sum()
+        subset, error = kernels.kicked(row.steps, row.weights, start, least_mass, 200, np.inf)
+        assert np.unique(subset).size == 8
+        assert row.weights[subset].sum() >= least_mass
+        assert error * row.unit == pytest.approx(row.forced_error(subset), rel=1e-9)
+        best = certify(row, 8, mass_floor=0.6).error
+        assert best * (1 - 1e-9) <= error * row.unit <= row.forced_error(start)
+        better += error * row.unit <= best * (1 + 1e-9)
+    assert better >= 3  # of these small rows it finds the optimum nearly always
+
+
+def test_a_relaxation_is_rounded_to_its_largest_shares() -> None:
+    shares = np.array([1.0, 0.4, 0.0, 0.6, 1.0, 0.7, 0.3, 0.0])
+    free, split = np.array([1, 3, 4, 5, 6, 7], dtype=np.int32), np.array([5, 3, 1, 6])
+    subset, kept = np.empty(4, dtype=np.int64), np.array([0])
+
+    def rounded(near: int) -> set[int] | None:
+        inside = np.empty(near, dtype=np.bool_)
+        if not kernels.rounded(kept, 1, free, 6, shares, split, 4, near, subset, inside):
+            return None
+        assert np.array_equal(np.flatnonzero(inside), np.sort(subset))
+        return set(subset.tolist())
+
+    assert rounded(8) == {0, 4, 5, 3}
+    assert rounded(5) == {0, 4, 3, 1}  # key 5 is too far
+    assert rounded(4) is None  # and now key 4, which the relaxation keeps whole
+
+
+def test_distances_from_the_hull_of_the_others() -> None:
+    random = np.random.default_rng(5)
+    for size in (1, 2, 5, 9):
+        points = random.standard_normal((12, 10)) * 10.0 ** random.uniform(-1, 1)
+        squares = np.empty(12)
+        kernels.square_distances(points, size, np.empty((12, 12)), np.empty(12), squares)
+        for i in range(size):
+            others = np.delete(points[:size], i, axis=0)
+            if size == 1:
+                continue  # nothing to be distant from
+            spans = (others[1:] - others[0]).T
+            offset = points[i] - others[0]
+            nearest = spans @ np.linalg.lstsq(spans, offset, rcond=None)[0] if size > 2 else 0.0
+            # the constant coordinate is large, not infinite
+            assert squares[i] == pytest.approx(((offset - nearest) ** 2).sum(), rel=0.2)
 
 
 def test_limits_stop_with_a_valid_bracket() -> None:
