@@ -233,6 +233,30 @@ def mass_floors(found: Pairs) -> list[dict[str, object]]:
     return records
 
 
+def open_pairs(found: Pairs) -> list[dict[str, object]]:
+    """The records of table open for one model at one budget, in the order of the rows."""
+    full = found.place(NO_FLOOR)
+    error, lower = (1 - share for share in (found.closable(full), found.cap(full)))
+    smallest = np.where(found.proved, found.floors, 1.0).min(axis=1)
+    yes, no = found.labels(full)
+    facts = found.sample.facts[found.rows]
+    return [
+        {
+            **found.sample.identity,
+            "row_id": facts["row_id"][row],
+            "n_keys": facts["n_keys"][row],
+            "dropped_mass": min(max(facts["dropped_mass"][row], 0.0), 1.0),  # rounding can take it outside
+            "lower": float(lower[row]),
+            "error": float(error[row]),
+            "kept": float(found.kept[row]),
+            "smallest": float(smallest[row]),
+            "label": "yes" if yes[row] else "no" if no[row] else "open",
+            "stopped_by": "time_limit" if found.clock[row] else "node_limit",
+        }
+        for row in np.flatnonzero(~found.proved[:, full]).tolist()
+    ]
+
+
 def features(found: Pairs) -> pl.DataFrame:
     """A row per certified pair: its model, the features by which table proved counts, and whether it is proved."""
     facts = found.sample.facts[found.rows]

@@ -13,10 +13,10 @@ from analysis.penalty import penalty
 from analysis.predictor import predictor, roc
 from analysis.rules import rules
 from data import published, store
-from data.schema import CEILING, CERTIFIED, MAP, MASS_FLOORS, PENALTY, PREDICTOR, PROVED, ROC, RULES, Table
+from data.schema import CEILING, CERTIFIED, MAP, MASS_FLOORS, OPEN, PENALTY, PREDICTOR, PROVED, ROC, RULES, Table
 
 BY_PARTS = (MAP, PROVED)  # made of parts of every sample
-FITS = (CEILING, RULES, PENALTY, PREDICTOR, ROC, MAP, CERTIFIED, MASS_FLOORS, PROVED)
+FITS = (CEILING, RULES, PENALTY, PREDICTOR, ROC, MAP, CERTIFIED, MASS_FLOORS, PROVED, OPEN)
 PACKAGES = ("analysis", "data")  # whose source the tables depend on
 
 
@@ -58,6 +58,7 @@ def compute(
         if searched is not None:
             records["certified"].append(certified.certified(searched))
             records["mass_floors"].extend(certified.mass_floors(searched))
+            records["open"].extend(certified.open_pairs(searched))
             features.append(certified.features(searched))
     made = {table.name: as_table(table, records[table.name]) for table in FITS if table not in BY_PARTS}
     return made | {MAP.name: flat_map(parts), PROVED.name: certified.proved(features)}

@@ -418,6 +418,25 @@ PROVED = Table(
     },
 )
 
+OPEN = Table(
+    "open",
+    1,
+    "a certified pair of a row and a budget whose optimum over every key, without a mass floor, is not proved",
+    {
+        **_MODEL,
+        **_BUDGET,
+        "row_id": Column(TEXT, "", "which row, as in table rows"),
+        "n_keys": Column(COUNT, "keys", "keys of the row"),
+        "dropped_mass": Column(REAL, "1", "weight outside the top-mass set"),
+        "lower": Column(REAL, "1", "no subset has a smaller share of top-mass's error"),
+        "error": Column(REAL, "1", "the least share of top-mass's error that a known subset leaves"),
+        "kept": Column(REAL, "1", "mass of that subset, as a share of top-mass's"),
+        "smallest": Column(REAL, "1", "smallest mass floor at which the optimum is proved; 1: at none below"),
+        "label": Column(TEXT, "", "whether a subset with e <= 0.9 e_top exists: yes, no or open"),
+        "stopped_by": Column(TEXT, "", "node_limit, or time_limit where the clock stopped any of its searches"),
+    },
+)
+
 HARDNESS = Table(
     "hardness",
     1,
@@ -534,6 +553,7 @@ TABLES = {
         CERTIFIED,
         MASS_FLOORS,
         PROVED,
+        OPEN,
         AUDIT,
         LOSS,
     )

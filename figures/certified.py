@@ -7,15 +7,16 @@ import polars as pl
 
 from analysis.frame import CERTIFIED_FOLDER
 from data import published
-from data.schema import CERTIFIED, MANIFEST, MASS_FLOORS, PROVED, SUBSETS
+from data.schema import CERTIFIED, MANIFEST, MASS_FLOORS, OPEN, PROVED, SUBSETS
 from data.store import Store, digest_of, footer, read
 from figures import style
 from figures.measured import EMBEDDED
 from figures.page_tables import NONE, Cell, PageTable, count, number, percent, reach, span, with_interval
 
-TABLES = (CERTIFIED, MASS_FLOORS, PROVED)
+TABLES = (CERTIFIED, MASS_FLOORS, PROVED, OPEN)
 STEMS = ("certified_ceiling", "mass_floor", "proved")  # the figures of this section, in order
 OF_ONE = ("mass_floor", "proved")  # those of the first model alone
+MOST_OPEN = 40  # pairs without a proof that the page lists
 COMMAND = "make certify S=16"
 MISSING = (
     f"The best subset of all keys was not searched for here: {COMMAND} does it for a sample of the rows, with proofs,"
@@ -61,6 +62,25 @@ NOTES = {
         " that is proved; at ρ = 1, where only top-mass is left, those of which none below is."
     ),
 }
+
+
+def left_open(found: pl.DataFrame) -> tuple[str, pl.DataFrame]:
+    """A note on the pairs whose optimum without a floor is not proved, and those of them that the page lists.
+
+    Listed are MOST_OPEN of the first model: the ones that need the largest floor for a proof, then the widest brackets.
+    """
+    own = style.of_first_model(found, "s")
+    listed = own.sort(["smallest", pl.col("error") - pl.col("lower")], descending=True).head(MOST_OPEN)
+    some = f"{count(listed.height)} of them: the largest smallest floors, then the widest brackets; all are"
+    return (
+        f"Pairs whose optimum without a floor is not proved, {count(own.height)} of this model."
+        f" {some if listed.height < own.height else 'All are'} in table open. Bracket: no subset leaves a smaller share"
+        " of top-mass's error than the first number, a known one leaves the second. Kept: mass of that one, as a share"
+        " of top-mass's. Proved from: the smallest mass floor at which the optimum is proved; 1: at none below, where"
+        " only top-mass is left. Label: whether a subset with e ≤ 0.9 e_top exists. Stopped: by the limit of nodes, or"
+        " by the clock.",
+        listed.sort("s", "dropped_mass"),
+    )
 
 
 def sentences(certified: pl.DataFrame) -> list[str]:

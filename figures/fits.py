@@ -3,10 +3,21 @@
 import polars as pl
 
 from data.errors import BadInput
-from data.schema import CEILING, CERTIFIED, MAP, MASS_FLOORS, PENALTY, PREDICTOR, PROVED, ROC, RULES, Table
+from data.schema import CEILING, CERTIFIED, MAP, MASS_FLOORS, OPEN, PENALTY, PREDICTOR, PROVED, ROC, RULES, Table
 from data.store import Store, read
 
-TABLES = (CEILING, RULES, PENALTY, PREDICTOR, ROC, MAP, CERTIFIED, MASS_FLOORS, PROVED)  # all that the analysis writes
+TABLES = (
+    CEILING,
+    RULES,
+    PENALTY,
+    PREDICTOR,
+    ROC,
+    MAP,
+    CERTIFIED,
+    MASS_FLOORS,
+    PROVED,
+    OPEN,
+)  # all that the analysis writes
 
 
 def analysed(store: Store) -> bool:

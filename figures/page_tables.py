@@ -268,6 +268,26 @@ def mass_floors(frame: pl.DataFrame) -> PageTable:
     return by_model(style.in_order(frame, "s", "rho"), headings, cells)
 
 
+def left_open(frame: pl.DataFrame) -> PageTable:
+    """Certified pairs whose optimum is not proved: their brackets, and from which mass floor on it is."""
+    headings = ["s", "row", "keys", "dropped", "bracket", "kept", "proved from", "label", "stopped"]
+
+    def cells(row: Record) -> list[Cell]:
+        return [
+            Cell(str(row["s"])),
+            Cell(str(row["row_id"]).removeprefix(f"{row['model']}:")),
+            Cell(count(row["n_keys"])),
+            Cell(number(row["dropped_mass"], 2)),
+            Cell(f"{number(row['lower'])} to {number(row['error'])}"),
+            Cell(number(row["kept"])),
+            Cell(number(row["smallest"], 2)),
+            Cell(str(row["label"])),
+            Cell("clock" if row["stopped_by"] == "time_limit" else "nodes"),
+        ]
+
+    return by_model(frame, headings, cells)
+
+
 def by_model(frame: pl.DataFrame, headings: list[str], cells: Callable[[Record], list[Cell]]) -> PageTable:
     """A row per record, the model named once beside all its rows, which form a group."""
     rows: list[list[Cell]] = []

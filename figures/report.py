@@ -309,11 +309,15 @@ def _certified_tables(tables: Mapping[str, pl.DataFrame]) -> list[tuple[str, str
     if found.is_empty():
         return []
     floors = page_tables.mass_floors(tables["mass_floors"])
-    return [
+    made = [
         ("certified", "The ceiling from both sides", certified.NOTES["ceiling"], page_tables.certified(found)),
         ("search", "The search over every key", certified.NOTES["search"], page_tables.search(found)),
         ("floors", "Mass floors", certified.NOTES["floors"], floors),
     ]
+    if not tables["open"].is_empty():
+        note, listed = certified.left_open(tables["open"])
+        made.append(("open", "Pairs left open", note, page_tables.left_open(listed)))
+    return made
 
 
 def _finding(tables: Mapping[str, pl.DataFrame]) -> list[str]:

@@ -15,7 +15,7 @@ from tests.test_analysis import MADE_UP, expanded_interval, fits, frame, put, ro
 from tests.test_analysis import one as record_of
 
 FLOORS = (0.95, 0.9, 0.75, 0.5, 0.25, 0.1, 0.0)
-TABLES = ("certified", "mass_floors", "proved")
+TABLES = ("certified", "mass_floors", "proved", "open")
 
 
 @dataclass
@@ -195,6 +195,22 @@ def test_mass_floors_against_plain_python(made, found, tables):
     assert (last["closable"], last["cap"], last["proved"]) == (0.0, 0.0, 1.0)
     assert last["n_smallest"] == smallest.count(1.0)
     assert tables["mass_floors"]["n_smallest"].sum() == len(found)
+
+
+def test_open_against_plain_python(made, found, tables):
+    wanted = {f"qwen:{made['doc_id'][r]}:{made['layer'][r]}:0:{r}": r for r in found if not found[r][-1].proved}
+    assert len(wanted) > 20
+    assert sorted(tables["open"]["row_id"]) == sorted(wanted)
+    for record in tables["open"].to_dicts():
+        row = wanted[record["row_id"]]
+        known = expected(made, found, row)
+        closable, cap, label = known["gains"][0.0]
+        assert (record["error"], record["lower"]) == pytest.approx((1 - closable, 1 - cap), abs=1e-12)
+        assert record["kept"] == pytest.approx(known["kept"])
+        assert record["smallest"] == min((rho for rho, proved in known["proved"].items() if proved), default=1.0)
+        assert record["label"] == label
+        assert record["stopped_by"] == ("time_limit" if known["clock"] else "node_limit")
+        assert record["dropped_mass"] == pytest.approx(made["dropped_mass"][row])
 
 
 def test_the_ends_of_the_ceiling_are_in_order(tables):

@@ -397,7 +397,7 @@ def test_without_certified_rows_their_figures_are_left_out_and_old_ones_removed(
     folder = tmp_path / "figures"
     store = synthetic_store.build(tmp_path / "data", TWO[1:], budgets=(8,), row_documents=0)
     assert set(CERTIFIED_STEMS) <= set(build(store, folder))
-    for name in ("certified", "mass_floors", "proved"):
+    for name in ("certified", "mass_floors", "proved", "open"):
         synthetic_store.put(store, TABLES[name], [])
     assert build(store, folder) == []
     assert not any((folder / f"{stem}.{end}").exists() for stem in CERTIFIED_STEMS for end in ("png", "pdf", "csv"))
