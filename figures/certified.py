@@ -74,11 +74,11 @@ def left_open(found: pl.DataFrame) -> tuple[str, pl.DataFrame]:
     some = f"{count(listed.height)} of them: the largest smallest floors, then the widest brackets; all are"
     return (
         f"Pairs whose optimum without a floor is not proved, {count(own.height)} of this model."
-        f" {some if listed.height < own.height else 'All are'} in table open. Bracket: no subset leaves a smaller share"
-        " of top-mass's error than the first number, a known one leaves the second. Kept: mass of that one, as a share"
-        " of top-mass's. Proved from: the smallest mass floor at which the optimum is proved; 1: at none below, where"
-        " only top-mass is left. Label: whether a subset with e ≤ 0.9 e_top exists. Stopped: by the limit of nodes, or"
-        " by the clock.",
+        f" {some if listed.height < own.height else 'All are'} in table open. Row: document, layer, head and position."
+        " Bracket: no subset leaves a smaller share of top-mass's error than the first number, a known one leaves the"
+        " second. Kept: mass of that one, as a share of top-mass's. Proved from: the smallest mass floor at which the"
+        " optimum is proved; 1: at none below, where only top-mass is left. Label: whether a subset with e ≤ 0.9 e_top"
+        " exists. Stopped: by the limit of nodes, or by the clock.",
         listed.sort("s", "dropped_mass"),
     )
 

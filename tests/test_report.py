@@ -359,6 +359,10 @@ def test_the_tables_of_the_search_hold_its_numbers(page: str) -> None:
     assert sum("0.0% 0 + 1 rows [-2.0%, 2.0%] 40 of 648 12" in row for row in rows) == 2
     # proved at floor .5, .1 and none; the label; improved; the clock; e_top = 0
     assert sum(row.endswith("14 25 1 15 37.5% 6.0% to 71.0% 0.012 to 0.49 0 1 40") for row in rows) == 2
+    # of the first model's 50 open pairs, the 40 with the largest floors and widest brackets
+    assert "Pairs left open" in text and "50 of this model. 40 of them" in text
+    assert sum(row.endswith("0:1:0:2 402 0.42 0.100 to 0.780 0.300 1.00 yes nodes") for row in rows) == 1
+    assert sum(bool(re.search(r" 0:1:\d:\d+ 4\d\d ", row)) for row in rows) == 40
 
 
 def test_without_certified_rows_the_page_says_how_to_make_them(tmp_path: Path) -> None:
