@@ -935,10 +935,10 @@ def lowered(tau, target, gap, error):
 
 
 @nb.njit(cache=True, error_model="numpy")
-def select_least(
-    a, w, reach, lengths, heaviest_after, free, n_free, z, nu, tau, k, chosen, least, m, dots, stamps, past, away, last
-):
+def select_least(keys, free, n_free, z, nu, tau, k, chosen, least, m, memory, last):
     """The k free keys of least c_j = z.a_j - (tau + nu) w_j, by lower estimates that hold in floating point.
+
+    keys: a, w, reach, lengths and heaviest_after; memory: dots, stamps, past and away, which it brings up to date.
 
     The computed c_j is off by at most (d + 5) u (|a_j| + (tau + nu) w_j); slack = (d + 8) u covers that and this
     subtraction, so c_j - slack (reach_j + nu w_j), as computed, is below the exact c_j. Keys come by falling
@@ -954,6 +954,8 @@ def select_least(
     and of keys chosen; away[i] is |z - past[i]| rounded up, or -1 where it was not needed; least[i] is the lower
     estimate of key chosen[i], ascending.
     """
+    a, w, reach, lengths, heaviest_after = keys
+    dots, stamps, past, away = memory
     slack, stamp = (a.shape[1] + 8) * U, last + 1
     past[stamp % PAST] = z
     away[:] = -1.0
@@ -1185,6 +1187,7 @@ def branch_and_bound(a, w, reach, start, error, target, gap, floor, least_mass, 
         lengths[j] = min(reach[j], math.sqrt(dot(a[j], a[j])) * INFLATION + UNDERFLOWN)
     dots, stamps, stamp = np.empty(n), np.full(n, -PAST), 0
     past, away = np.empty((PAST, d)), np.empty(PAST)
+    keys, memory = (a, w, reach, lengths, heaviest_after), (dots, stamps, past, away)
     mark, split = np.zeros(n), np.empty(n, np.int64)
     offered, growths = np.empty(MOST_OFFERED, np.int64), np.empty(MOST_OFFERED)
     inverse, distances = np.empty(MOST_OFFERED), np.empty(MOST_OFFERED)
@@ -1267,27 +1270,7 @@ def branch_and_bound(a, w, reach, start, error, target, gap, floor, least_mass, 
                 length = math.sqrt(dot(p, p))
                 for i in range(d):  # a length whose square is denormal is not known well enough for |z| <= 1
                     z[i] = p[i] / (length * INFLATION) if length > 1e-140 else 0.0
-                stamp, scanned, m = select_least(
-                    a,
-                    w,
-                    reach,
-                    lengths,
-                    heaviest_after,
-                    free,
-                    n_free,
-                    z,
-                    0.0,
-                    tau,
-                    2,
-                    chosen,
-                    least,
-                    0,
-                    dots,
-                    stamps,
-                    past,
-                    away,
-                    stamp,
-                )
+                stamp, scanned, m = select_least(keys, free, n_free, z, 0.0, tau, 2, chosen, least, 0, memory, stamp)
                 work += scanned * d
                 margin = (n_kept + d + 12) * U * (path + reach[free[0]] + reach[free[1]])
                 need = margin - (dot(z, p) - tau * mass)  # a pair must have low_i + low_j < need
@@ -1405,27 +1388,7 @@ def branch_and_bound(a, w, reach, start, error, target, gap, floor, least_mass, 
                     z[:] = 0.0
                     if binding:
                         nu = 10.0 * tau
-                stamp, scanned, m = select_least(
-                    a,
-                    w,
-                    reach,
-                    lengths,
-                    heaviest_after,
-                    free,
-                    n_free,
-                    z,
-                    nu,
-                    tau,
-                    r,
-                    chosen,
-                    least,
-                    hints,
-                    dots,
-                    stamps,
-                    past,
-                    away,
-                    stamp,
-                )
+                stamp, scanned, m = select_least(keys, free, n_free, z, nu, tau, r, chosen, least, hints, memory, stamp)
                 hints = r
                 work += scanned * d + size * size * (size + d)
                 if deadline < np.inf and work > CLOCK_WORK:
@@ -1480,25 +1443,7 @@ def branch_and_bound(a, w, reach, start, error, target, gap, floor, least_mass, 
             # Fixing with the best z: keys that every improving completion keeps, or that none keeps.
             nu = nu_best
             stamp, scanned, m = select_least(
-                a,
-                w,
-                reach,
-                lengths,
-                heaviest_after,
-                free,
-                n_free,
-                z_best,
-                nu,
-                tau,
-                r + 1,
-                chosen,
-                least,
-                hints,
-                dots,
-                stamps,
-                past,
-                away,
-                stamp,
+                keys, free, n_free, z_best, nu, tau, r + 1, chosen, least, hints, memory, stamp
             )
             f = dot(z_best, p) - (tau + nu) * mass + nu * least_mass
             size_of_sum = path + reach[free[0]] + nu * (mass + least_mass + heaviest_after[free[0]])

@@ -149,12 +149,11 @@ def test_prunes_hold_in_exact_arithmetic() -> None:
         lengths, free = np.linalg.norm(a, axis=1) * kernels.INFLATION, np.arange(40, dtype=np.int32)
         dots, stamps, last, m = np.empty(40), np.full(40, -kernels.PAST), 0, 0
         past, away = np.empty((kernels.PAST, 5)), np.empty(kernels.PAST)
+        keys, memory = (a, w, reach, lengths, after), (dots, stamps, past, away)
         for moved in (0.0, 1e-1, 1e-4, 1e-9):  # products with earlier vectors, near and far, stand in for those with z
             z = z + moved * random.standard_normal(5)
             z /= np.linalg.norm(z) * (1 + 1e-12)
-            last, _, m = kernels.select_least(
-                a, w, reach, lengths, after, free, 40, z, nu, tau, 10, chosen, least, m, dots, stamps, past, away, last
-            )
+            last, _, m = kernels.select_least(keys, free, 40, z, nu, tau, 10, chosen, least, m, memory, last)
             exact = [
                 sum((oracle.Fraction(x) * oracle.Fraction(y) for x, y in zip(a[j], z, strict=True)), oracle.Fraction(0))
                 - (oracle.Fraction(tau) + oracle.Fraction(nu)) * oracle.Fraction(w[j])
